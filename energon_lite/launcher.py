@@ -41,7 +41,7 @@ def launched_place() -> LaunchedPlace | None:
             continue
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise UsageError(
-                f"{names[0]}={rank!r} and {names[1]}={size!r} in the environment are no rank and world size",
+                f"{names[0]}={rank!r} and {names[1]}={size!r} in the environment are not a rank and a world size",
                 fix="start with torchrun, or unset both",
             )
         return LaunchedPlace(int(rank), int(size), names)

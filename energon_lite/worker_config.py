@@ -31,7 +31,7 @@ _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
 #: Configuration of the loader whose hook runs now; each thread has its own.
 ACTIVE_CONFIG: ContextVar[WorkerConfig | None] = ContextVar("energon_lite_config", default=None)
 
-#: Number of this process among the workers of its rank; None: it is no worker.
+#: Number of this process among the workers of its rank; None: it is not a worker.
 _process_number: int | None = None
 #: Number of this thread, if it is a worker.
 _thread_number: ContextVar[int | None] = ContextVar("energon_lite_worker", default=None)

@@ -1,1 +1,1 @@
-"""Programs that use the library as anybody would: from outside."""
+"""Example programs, which use only the public names of the library."""

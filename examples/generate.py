@@ -1,9 +1,9 @@
-"""Go on with texts, with the newest checkpoint of a run. On one process, or cut over many:
+"""Continue texts with the newest checkpoint of a run, on one process or several:
 
     python examples/generate.py output/checkpoints "To be, or not to be"
     torchrun --standalone --nproc-per-node 4 examples/generate.py output/checkpoints "To be" --tp 2 --pp 2
 
-Any layout reads a checkpoint of any other.
+A checkpoint of any layout can be used.
 """
 
 from __future__ import annotations

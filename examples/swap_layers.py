@@ -2,8 +2,8 @@
 
     python examples/swap_layers.py examples/configs/digits.yaml train.steps=20
 
-The trainer looks them up by the names in the configuration. A script that wants them registers them first; so a
-configuration by itself never makes the trainer import anything.
+The trainer looks them up by the names in the configuration. A script registers them first, so a configuration never
+makes the trainer import code.
 """
 
 from __future__ import annotations

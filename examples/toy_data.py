@@ -21,7 +21,7 @@ from typing import Any
 
 from energon_lite.cli.main import main as energon_lite
 
-#: How a conversation is written; what Hugging Face calls a chat template.
+#: The chat template.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -118,7 +118,7 @@ def write_model(folder: Path, tokenizer: Path) -> None:
 
 
 def write_pictures(folder: Path, number: int) -> None:
-    """Tars of squares in front of a grey ground, and what they are."""
+    """Tars of squares on a grey ground, with captions."""
     from PIL import Image, ImageDraw
 
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Train a model on images and text. On one process, or on many:
+"""Train a model on images and text, on one process or several:
 
     python examples/train.py examples/configs/digits.yaml
     torchrun --standalone --nproc-per-node 4 examples/train.py examples/configs/digits.yaml mesh.tp=2 train.steps=50
 
-Started again, it goes on from its newest checkpoint, in the same layout of ranks or in another.
+Started again, it resumes from its newest checkpoint, in any layout of ranks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 
 __all__ = [
     "UNITS",
@@ -17,7 +17,6 @@ __all__ = [
     "Capacity",
     "Ints",
     "Unit",
-    "at_least_one",
     "checked_lengths",
     "largest_fitting",
 ]
@@ -46,9 +45,7 @@ def largest_fitting(
         5000
     """
     if multiple < 1 or start < 1 or most < multiple:
-        raise UsageError(
-            f"from {start} to {most} in multiples of {multiple} there is no capacity", fix="give positive numbers"
-        )
+        raise UsageError(f"there is no multiple of {multiple} from {start} to {most}", fix="give positive numbers")
     top = most // multiple
     good, bad = 0, None
     probe = min(top, max(1, start // multiple))
@@ -133,7 +130,7 @@ class Capacity:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise UsageError(f"there is no unit {self.unit!r} of capacity", fix=f"use one of {', '.join(UNITS)}")
+            raise UsageError(f"unknown unit of capacity: {self.unit!r}", fix=f"use one of {', '.join(UNITS)}")
         at_least_one(multiple=self.multiple)
         if self._size(1) > self.limit:
             raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")
@@ -166,13 +163,6 @@ class Capacity:
 
     def _size(self, length: int) -> int:
         return int(self.sizes(np.array([length], dtype=np.int64))[0])
-
-
-def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
-    """Refuse settings below 1; None passes."""
-    for name, value in settings.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}", fix=fix)
 
 
 def checked_lengths(lengths: object, name: str = "lengths") -> Ints:

@@ -281,7 +281,7 @@ def rows_like(like: Any, rows: int, where: str) -> int:
         rows = rows_of(like, 0)
     if not rows:
         raise FatalSampleError(
-            f"a rank has no samples left, and what an empty batch looks like is not clear: this {type(like).__name__} "
+            f"a rank has no samples left, and an empty batch cannot be made: this {type(like).__name__} "
             "has no tensors or lists of one and the same length",
             where=where,
             fix="write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",

@@ -207,7 +207,7 @@ class MicroBatches:
         sizes = [len(group) for group in groups]
         sample = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(group, np.int64) for group in groups)])
         if 0 in sizes or len(np.unique(sample)) < len(sample):
-            raise UsageError("a micro-batch is empty, or a sample is in two", fix="put each sample into one at most")
+            raise UsageError("a micro-batch is empty, or a sample is in two", fix="put each sample into only one")
         left_out = np.delete(lengths, sample)
         return cls(
             sample,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 
 __all__ = ["Fixed", "LengthDifference", "MaxLength", "SortedWindow"]
 
@@ -21,7 +21,7 @@ def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
         raise UsageError(f"the strategy groups by the field {name!r}", fix="give its lengths as key_lengths")
     key = checked_lengths(key_lengths, "key_lengths")
     if len(key) != len(lengths):
-        raise UsageError(f"{len(key)} key_lengths for {len(lengths)} samples", fix="give one for each sample")
+        raise UsageError(f"{len(key)} key_lengths for {len(lengths)} samples", fix="give a key length for each sample")
     return key
 
 

@@ -173,8 +173,8 @@ def mrope_positions(length: int, starts: Sequence[int], grids: Sequence[Sequence
     for start, (frames, rows, columns) in zip(starts, grids, strict=True):
         if not at <= start <= length:
             raise UsageError(
-                f"an image begins at position {start}, where the one before it ends at {at}, of {length} in all",
-                fix="give the images of one sample, in their order",
+                f"an image begins at position {start}, but the image before it ends at {at}, and the row at {length}",
+                fix="give the images of one sample, in order of position",
             )
         parts.append(torch.arange(following, following + start - at).expand(3, -1))
         following += start - at

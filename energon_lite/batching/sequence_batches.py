@@ -71,7 +71,7 @@ def next_token_pairs(
     if tokens.dim() != 1 or not len(tokens) or (targets is not None and targets.shape != tokens.shape):
         raise UsageError(
             f"tokens {list(tokens.shape)} and targets {None if targets is None else list(targets.shape)}",
-            fix="give at least one token, and as many targets, or none",
+            fix="give at least one token, and a target for each token or no targets",
         )
     mask = torch.ones(len(tokens) - 1) if targets is None else targets[1:].to(torch.float32)
     return tokens[:-1], tokens[1:], mask

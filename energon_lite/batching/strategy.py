@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
-from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, at_least_one, checked_lengths
+from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.packing import BestFit, ConcatSplit, Greedy
 from energon_lite.batching.padded import Fixed, LengthDifference, MaxLength, SortedWindow
 from energon_lite.documents import Node, from_plain, keys_of, located, read_keys
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order.hashing import hash_ints
 
 __all__ = [
@@ -85,7 +85,7 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
         name: not the name of another strategy; the same class may be registered again after a new import.
 
     Raises:
-        UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
+        UsageError: another class has the name, or this one is not a frozen dataclass with a method ``plan``.
 
     Example:
         >>> @register_strategy("pairs")
@@ -99,10 +99,10 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
     def register(cls: _T) -> _T:
         settings = getattr(cls, "__dataclass_params__", None)
         if settings is None or not settings.frozen or not callable(getattr(cls, "plan", None)):
-            raise UsageError(f"{cls.__name__} is no strategy", fix="make it a frozen dataclass with a method plan")
+            raise UsageError(f"{cls.__name__} is not a strategy", fix="make it a frozen dataclass with a method plan")
         other = STRATEGIES.get(name, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise UsageError(f"there is a strategy {name!r} already: {other.__qualname__}", fix="give another name")
+            raise UsageError(f"the strategy name {name!r} is taken: {other.__qualname__}", fix="give another name")
         STRATEGIES[name] = cls
         _NAMES[cls] = name
         return cls

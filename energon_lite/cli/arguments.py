@@ -155,7 +155,7 @@ def json_object(text: str | None, option: str, example: str) -> dict[str, Any] |
     """Parse the value of an option that is a JSON object; None if it is not given.
 
     Raises:
-        UsageError: the value is no JSON object.
+        UsageError: the value is not a JSON object.
     """
     if text is None:
         return None

@@ -75,13 +75,13 @@ def dataset_of_state(
 
     settings = state["identity"]["settings"]
     if settings.get("kind") != "train":
-        raise UsageError("the state is of validation, which begins anew", fix="give a state of training")
+        raise UsageError("the state is of validation, which always starts anew", fix="give a state of training")
     multiplier = shuffle_over_epochs_multiplier.lower()
     if multiplier not in ("none", "null") and not multiplier.lstrip("-").isdigit():
         raise UsageError(f"--shuffle-over-epochs-multiplier {multiplier}", fix="give an integer, or none")
     if task_encoder is None and state.get("kind") == "lanes" and "batching" not in settings:
         raise UsageError(
-            "hooks made the batches of the run, and none are given",
+            "hooks made the batches of the run, but no task encoder is given",
             fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
         )
     arguments = {name: settings[name] for name in _NAMES if name in settings}
@@ -175,7 +175,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
     whole = _whole(found_states(states))
     if world is None:
         click.echo(f"The state was saved on {counted(whole.get('world_size', len(states)), 'rank')}.")
-        world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
+        world = int(click.prompt("Data-parallel ranks to resume on", type=click.IntRange(min=1)))
     own = redistributed(whole, world)
     os.makedirs(output, exist_ok=True)
     suffix = suffix or _suffix_of(states[0])
@@ -270,7 +270,7 @@ def _check_replaceable(folder: str, there: list[str], names: set[str], given: tu
             raise UsageError(
                 f"the folder is not empty: {name} is not of an earlier redist of these states",
                 where=folder,
-                fix="give another one: files of other ranks confuse",
+                fix="give another folder, so that states of different runs are not mixed",
             )
 
 

@@ -311,11 +311,11 @@ def _version(meta: str) -> str:
 
 def _sample_type(path: str) -> str:
     if not os.path.isfile(path):
-        return f"not said: there is no {os.path.basename(path)}"
+        return f"unknown: there is no {os.path.basename(path)}"
     try:
         config = load_dataset_config(path)
     except TrustError:
-        return "made by code, which is not run without trust_code=True"
+        return "decided by code, which is run only with trust_code=True"
     except EnergonLiteError as error:
         return f"not known: {error}"
     if config.kind == "crude":

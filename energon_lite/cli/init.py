@@ -42,7 +42,7 @@ def command(folder: Path, data: bool) -> None:
     files = _files()
     there = sorted(name for name in [*files, "data"] if (folder / name).exists())
     if there:
-        raise UsageError(f"{folder} has {', '.join(there)} already", fix="name a new folder; nothing is written over")
+        raise UsageError(f"{folder} has {', '.join(there)} already", fix="name a new folder; no file is replaced")
     if data and find_spec("PIL") is None:
         raise UsageError(
             "the pictures of the project need Pillow", fix="pip install 'energon-lite[image]'; or give --no-data"

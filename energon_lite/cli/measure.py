@@ -142,13 +142,13 @@ def _measure_parts(
     length = asked["length_field"]
     if length is None and not parts:
         raise UsageError(
-            "nothing says what is to be measured",
+            "nothing to measure is given",
             where=path,
             fix="give --task-encoder module:Class; or --column NAME=PART or --length-field PART",
         )
     if asked["split_parts"]:
         raise UsageError(
-            "--split-parts needs a task encoder", fix="leave it out: what is stored is measured of all shards"
+            "--split-parts needs a task encoder", fix="leave it out; stored parts are measured in all shards"
         )
     for folder in folders:
         with measuring(folder, asked["show_progress"]) as show:
@@ -249,7 +249,7 @@ def _command_line(path: str) -> str:
 
 def show_report(report: MeasureReport) -> None:
     """Write a report of the measurements."""
-    known = f", {report.known:,} of them known before" if report.known else ""
+    known = f", {report.known:,} of them measured before" if report.known else ""
     click.echo(f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{known}")
     if report.kept and report.total:
         click.echo(
@@ -265,7 +265,7 @@ def show_report(report: MeasureReport) -> None:
     if report.skipped or report.failed:
         click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
     if report.known and report.reasons:
-        click.echo("  of those not known before:")
+        click.echo("  of those measured now:")
     for count, stage, reason, skipped in report.reasons[:_SHOWN_REASONS]:
         click.echo(f"    {count:,} x {'skipped' if skipped else 'failed'} in {stage}: {reason}")
     if len(report.reasons) > _SHOWN_REASONS:

@@ -73,7 +73,7 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
     for text in asked["columns"]:
         name, equals, field = text.partition("=")
         if not (name and equals and field):
-            raise UsageError(f"--column {text}: that is no name and part", fix="write --column bytes=jpg")
+            raise UsageError(f"--column {text}: expected NAME=PART", fix="write --column bytes=jpg")
         if name in columns:
             raise UsageError(f"--column {name}=... is given twice", fix="give each column once")
         columns[name] = field

@@ -132,7 +132,7 @@ def command(path: str, **asked: Any) -> None:
     if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
         (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
         options = prepare_steps()[name].options
-        raise UsageError(f"{options}: goes together with {what}", where=root, fix=f"leave it out, or use {name}")
+        raise UsageError(f"{options}: needs {what}", where=root, fix=f"leave it out, or use {name}")
     if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
@@ -301,7 +301,7 @@ def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
     asks = not asked["non_interactive"] and find_dialogue() is not None
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
-        raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
+        raise UsageError("--split-parts cannot be combined with --split-ratio or --shuffle-tars")
     if asked["split_ratio"] is not None:
         parse_ratio(asked["split_ratio"])
     elif not patterns and not asks:
@@ -349,7 +349,7 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         if non_interactive or sys.stdin.isatty():
             raise
         raise UsageError(
-            "a question was not answered, because the input has ended; the data set is not prepared",
+            "the input ended before all questions were answered; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
 

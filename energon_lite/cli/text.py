@@ -30,7 +30,7 @@ def parse_bytes(text: str) -> int:
     """Parse a number of bytes: a power of 1000 with ``B`` (``5GB``), else of 1024 (``6G``, ``500 MiB``).
 
     Raises:
-        UsageError: the text is no number of bytes, or 0.
+        UsageError: the text is not a number of bytes, or 0.
 
     Example:
         >>> parse_bytes("5GB"), parse_bytes("1.5k"), parse_bytes("2 GiB")
@@ -40,7 +40,7 @@ def parse_bytes(text: str) -> int:
     base = 1000 if match and match[3] == "b" else 1024
     count = int(float(match[1]) * base ** " kmgt".index(match[2] or " ")) if match else 0
     if count < 1:
-        raise UsageError(f"{text!r} is no number of bytes", fix="write 6G, 500MiB, or 5GB")
+        raise UsageError(f"{text!r} is not a number of bytes", fix="write 6G, 500MiB, or 5GB")
     return count
 
 

@@ -113,7 +113,7 @@ def check_class(named: NamedClass, what: str, choices: Collection[str], fix: str
     elif name == STANDARD or name in TYPED_DATASETS:
         cure = "move it to the top of dataset.yaml"
     elif name in _BASES:
-        said = f"{name} is a base for classes of your own, or stands for a join or a JSONL file"
+        said = f"{name} is a base class, or is for a join or a JSONL file"
     else:
         said, near = f"unknown class {name!r}", tuple(choices)
     raise named.node.error(said, cure, expected=f"{what}: {', '.join(choices)}", choices=near)
@@ -195,7 +195,7 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
     """Import the user's data set class that the top of a ``dataset.yaml`` names; None: it names none.
 
     Raises:
-        ConfigError: the class does not exist, or is no data set class.
+        ConfigError: the class does not exist, or is not a data set class.
     """
     named = named_class(entries, "class")
     if named is None or not named.is_foreign or not trust_code:

@@ -86,15 +86,15 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         return DatasetConfig("standard", origin=file, factory=factory, arguments=arguments)
     kind, typed = dataset_class(document.entries())
     fix = "remove it, and set the task encoder's decoder: decoder = SampleDecoder(...)"
-    document.refuse(_DECODER_KEYS, "does not belong into dataset.yaml", fix, "no decoder's settings here")
+    document.refuse(_DECODER_KEYS, "does not belong in dataset.yaml", fix, "no decoder's settings here")
     given: dict[str, Any] = {}
     if kind == "crude":
-        what = "does not go with CrudeWebdataset, which hands the parts over as they are"
+        what = "cannot be used with CrudeWebdataset, which keeps the parts unchanged"
         fix = "remove it, or remove '__class__: CrudeWebdataset'"
         given = dict.fromkeys(("sample_loader", "field_map", "sample_type"))
         document.refuse(given, what, fix, "part_filter, subflavors")
     elif typed is not None:
-        what = "stands beside a class that already says the sample type"
+        what = "repeats the sample type, which the class already determines"
         fix = "remove '__module__' and '__class__' at the top"
         given = {"sample_type": None}
         document.refuse(given, what, fix, f"no sample_type (the class means {typed})")
@@ -103,7 +103,7 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         where = document.value[key].origin
         logger.info("%s: %r has no effect here (order does not depend on workers or shards)", where, key)
     if keys.tags is not None and keys.subflavors is not None:
-        what, fix = "'tags' beside 'subflavors', which are the same", "keep one of them"
+        what, fix = "both 'tags' and 'subflavors', which mean the same", "keep one of them"
         raise document.value["tags"].key_error(what, fix, expected="one of them")
     loader = keys.sample_loader
     parts = keys.part_filter
@@ -225,7 +225,7 @@ def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> d
     if node is None:
         return None
     if keys.part_filter is not None:
-        what = "'part_filter' does not go with 'field_map', which already says the parts"
+        what = "'part_filter' cannot be used with 'field_map', which already names the parts"
         raise keys.part_filter.key_error(what, "remove part_filter", expected="no part_filter")
     known, fields = required + optional, {}
     for key, value in node.entries().items():

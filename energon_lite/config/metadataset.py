@@ -166,7 +166,7 @@ class _Flattening:
             filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
         if not here.weight:
-            what = "the weight is too small beside its neighbours"
+            what = "the weight is too small compared with the others"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
@@ -252,7 +252,7 @@ def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
         return
     inside = outer.blend
     raise node.key_error(
-        f"{node.key!r} inside of {inside.key!r}, which stands at {inside.origin}: weights and repetitions do not go "
+        f"{node.key!r} inside of {inside.key!r}, defined at {inside.origin}: weights and repetitions do not go "
         "together in one tree",
         "write the same kind of blend in both documents",
         expected="repetitions at every blend" if outer.epochized else "weights at every blend",

@@ -281,7 +281,7 @@ def _no_kind(node: Node) -> ConfigError:
             choices = [*_SPLIT_KINDS, "datasets"]
             return child.key_error(f"unknown key {key!r}", fix, expected=_EXPECTED_KIND, choices=choices)
     fix = "add 'path:' for a single data set, or 'blend:' with a list of them"
-    return node.error("the split says no data set", fix, expected=_EXPECTED_KIND)
+    return node.error("the split names no data set", fix, expected=_EXPECTED_KIND)
 
 
 def _blend(node: Node, subset: Subset | None = None) -> Split:
@@ -347,7 +347,7 @@ def _check_keys(node: Node, kind: str) -> None:
     keys = node.entries()
     if "tags" in keys and "subflavors" in keys:
         raise keys["tags"].key_error(
-            "'tags' beside 'subflavors', which are the same", "keep one of them", expected="one"
+            "both 'tags' and 'subflavors', which mean the same", "keep one of them", expected="one"
         )
     if kind == "datasets":
         return

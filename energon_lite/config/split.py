@@ -124,7 +124,7 @@ class _Patterns:
             for shard in self._names(entry):
                 if shard in seen:
                     raise entry.error(
-                        f"the shard {shard!r} stands twice in one split, so its samples would come twice per epoch",
+                        f"the shard {shard!r} is listed twice in one split, so an epoch would show its samples twice",
                         "remove one of them; to show data more often, give it more weight in a blend",
                         expected="each shard once",
                         found=f"it is also in {seen[shard].path} ({seen[shard].origin})",

@@ -33,7 +33,7 @@ __all__ = [
 MAX_NAMES = 1_000_000
 #: Largest number of characters of all names together.
 _MAX_TEXT = 1 << 28
-#: Largest number of characters of a pattern. Beyond this limit and the next ones, it is no list of shards.
+#: Largest number of characters of a pattern. Beyond this limit and the next ones, it is not a list of shards.
 _MAX_LENGTH = 1 << 16
 #: Largest nesting depth of braces.
 _MAX_DEPTH = 20
@@ -134,7 +134,7 @@ def _data_endings() -> tuple[str, ...]:
 
 
 def is_data_path(path: str) -> bool:
-    """True if a local path that is no folder names a data set.
+    """True if a local path that is not a folder names a data set.
 
     That is a file, a pattern that matches files, or the common start of two or more files (``text_document`` of
     ``text_document.bin`` and ``text_document.idx``).

@@ -132,7 +132,7 @@ def _parse_json(text: str, file: str) -> Node:
         entries = dict(pairs)
         if len(entries) < len(pairs):
             key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            raise ConfigError(f"the key {key!r} stands twice", file=file, fix="remove one of them")
+            raise ConfigError(f"the key {key!r} appears twice", file=file, fix="remove one of them")
         return entries
 
     try:
@@ -268,7 +268,7 @@ class _TreeBuilder:
             if key.value in entries and entries[key.value].value != []:
                 first = entries[key.value].key_line
                 raise place.error(
-                    f"the key {key.value!r} stands twice",
+                    f"the key {key.value!r} appears twice",
                     f"remove one of the lines {first} and {place.line}",
                     expected="each key once",
                     found=f"the same key in line {first}",

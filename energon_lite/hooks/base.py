@@ -157,7 +157,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
             Lists of these samples. Samples in no list are dropped, and counted; samples that a ``PackedSamplesOutput``
             pushes back are the first of the next buffer.
         """
-        raise NotImplementedError("packing needs a select_samples_to_pack of yours")
+        raise NotImplementedError("packing needs a select_samples_to_pack in the task encoder")
 
     @stateless
     def postencode_sample(self, sample: Any) -> Any:
@@ -170,7 +170,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     @stateless
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         """Make one sample of the samples of a pack; used with ``packing_buffer_size``. May be a generator."""
-        raise NotImplementedError("packing needs a pack_selected_samples of yours")
+        raise NotImplementedError("packing needs a pack_selected_samples in the task encoder")
 
     @stateless
     def batch_group_criterion(self, sample: EncodedT) -> tuple[Hashable, int | None]:

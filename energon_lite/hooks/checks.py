@@ -216,7 +216,7 @@ def _check_kind(name: str, function: Any) -> None:
     plain = inspect.unwrap(function) if callable(function) else function
     if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise UsageError(
-            f"{name} is `async def`, and nobody would await it",
+            f"{name} is `async def`, which is never awaited",
             where=place_of(function),
             fix="write it with `def`; have it run what is asynchronous: asyncio.run(...)",
         )
@@ -256,7 +256,7 @@ def _check_spelling(encoder: TaskEncoder) -> None:
             likeness = _likeness(name, meant)
             if likeness < _ALIKE or meant in members:
                 continue
-            what = f"{cls.__name__}.{name} is {'called' if is_function else 'read'} by nobody"
+            what = f"{cls.__name__}.{name} is never {'called' if is_function else 'read'}"
             where = place_of(value)
             if likeness == 1.0:
                 raise UsageError(f"{what}: did you mean {meant!r}?", where=where, fix=f"rename it to {meant}")

@@ -38,7 +38,7 @@ class Cooker:
 
     def __post_init__(self) -> None:
         if self.has_tags is not None and self.has_subflavors not in (None, self.has_tags):
-            raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
+            raise UsageError("both has_tags and has_subflavors, which mean the same", fix="give one of them")
 
     @property
     def need_primary(self) -> bool:
@@ -70,8 +70,8 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
     Args:
         need_cache: the function gets ``cache``, the :class:`~energon_lite.storage.stores.CachePool` of the loader.
         need_primary: the function gets ``primary``, its own data set as a
-        :class:`~energon_lite.storage.stores.FileStore`; a key with
-            a leading dot names a part of the current sample.
+            :class:`~energon_lite.storage.stores.FileStore`; a key with a leading dot names a part of the current
+            sample.
 
     Example:
         >>> @cooker

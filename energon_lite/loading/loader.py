@@ -318,9 +318,8 @@ class DataLoader:
         ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
         ``bytes_in_flight``; ``worker_deaths``; ``stage_seconds`` and ``dataset_seconds`` of work; ``bytes_read``;
         ``cache``; the ``bottleneck`` of the run; ``fallbacks`` from the fast route, by reason; with ``quarantine``,
-        lines ``written`` and ``lost``; with
-        ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
-        together, or, if lengths are those of encoded samples, on this rank.
+        lines ``written`` and ``lost``; with ``batching``, under ``planned``, the samples that the plan dropped,
+        truncated and split: over all ranks together, or, if lengths are those of encoded samples, on this rank.
         """
         with self._turn.look() as alone:
             stats = self._report.stats() | self._progress.stats(alone) | self._observers.stats()
@@ -359,8 +358,8 @@ class DataLoader:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            "a loader cannot be copied or pickled: it has workers, and a place in the run that is its own",
-            fix="make another loader of its data set, and give that the place: "
+            "a loader cannot be copied or pickled: it has workers, and a position in the run",
+            fix="make another loader of its data set, and restore the position: "
             "get_savable_loader(loader.dataset).with_restored_state_rank(loader.save_state_rank())",
         )
 

@@ -126,7 +126,7 @@ class Reading:
             UsageError: both are given.
         """
         if self.tags is not None and self.subflavors is not None:
-            raise UsageError("tags beside subflavors, which are the same", fix="give one of them")
+            raise UsageError("both tags and subflavors, which mean the same", fix="give one of them")
         return self.tags or self.subflavors or {}
 
 

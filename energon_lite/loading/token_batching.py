@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
+from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.steps import IMAGES, STEP_VERSION, TOKENS, CostColumns, Lengths, StepCostModel
 from energon_lite.batching.strategy import (
     CHUNK,
@@ -26,7 +26,7 @@ from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.documents.node import Node
 from energon_lite.entry_points import cost_models, load
-from energon_lite.errors import DataIndexError, TopologyError, UsageError, listed
+from energon_lite.errors import DataIndexError, TopologyError, UsageError, at_least_one, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.batch_runner import Leaf
@@ -127,7 +127,7 @@ def _check_costs(batching: ByTokens) -> None:
     """Refuse costs and limits of images without the settings that they need."""
     at_least_one(max_images=batching.max_images)
     for name, needed, fix in (
-        ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are evened out"),
+        ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are balanced"),
         ("costs", "length_column", "measure the data set, and give length_column"),
         ("max_images", "length_column", "measure the data set, and give length_column"),
     ):

@@ -1,12 +1,12 @@
-"""Questions about charts, answered: ``python -m examples.charts`` in the root; under half an hour on two cores.
+"""Train a model that answers questions about charts: ``python -m examples.charts``, half an hour on two cores.
 
 1. Draw charts, cut crops out of pictures, write them with questions and answers as tar shards, prepare and blend them.
 2. Train a small vision-language model on four processes, as tensor parallel 2 x pipeline parallel 2.
-3. Train again, kill one of the processes in the middle, start again: every loss is the same, to the last bit.
-4. Ask about charts that the model has never seen, digits and crops likewise.
+3. Train again, kill one of the processes, resume: every loss is the same, to the last bit.
+4. Ask about held-out charts, digits and crops.
 5. Draw some of the charts with questions and answers, and the losses.
 
-Everything is made anew in ``charts-output``. The exit code is 1 if something is not as it should be.
+The results are in ``charts-output``, which is replaced. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from examples.demo.steps import Steps
 OUTPUT = Path("charts-output")
 CONFIG = Path("examples/configs/charts.yaml")
 LAYOUT, PIPELINE = "TP 2 x PP 2", "mesh.pp=2"
-#: The share of questions about held-out charts that has to be answered right, letter for letter.
+#: Least share of questions about held-out charts with exactly the right answer.
 WANTED_ACCURACY = 0.80
 
 
 def main() -> int:
-    """Run it all.
+    """Run all parts.
 
     Returns:
         The exit code.
 
     Raises:
-        DemoError: it cannot go on.
+        DemoError: a part fails.
     """
     data, runs = make_room(CONFIG, OUTPUT)
     steps, report = Steps.of(CONFIG), Report()
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def ask(report: Report, data: Path, run: Run) -> list[answering.Answer]:
-    """Part 4: let the run that was killed answer; returns its answers about charts."""
+    """Part 4: answer with the model of the resumed run; return its answers about charts."""
     newest = latest_checkpoint(run.checkpoints)
     if newest is None:
         raise DemoError(f"There is no checkpoint in {run.checkpoints}.")

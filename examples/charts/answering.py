@@ -1,4 +1,4 @@
-"""Letting a trained model answer the held-out questions, and counting right answers by kind of question."""
+"""Answers of a trained model to held-out questions, and the number of right ones by kind of question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST = 10
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answered.
+    """An answer of a model.
 
     Args:
         key: the sample; that of a chart ends with the kind of its question.
@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Letter for letter."""
+        """True if the answer equals the right one exactly."""
         return self.said == self.wanted
 
 
@@ -51,7 +51,7 @@ def answer_held_out(data: Path, checkpoint: Path, *, batch_size: int = 64) -> li
         checkpoint: a trained model's.
         batch_size: questions at a time.
     """
-    torch.set_num_threads(1)  # so small a model is fastest with one thread
+    torch.set_num_threads(1)  # a model this small is fastest with one thread
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     size, length = model.config.image_size, model.config.prefix_length
     alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -71,7 +71,7 @@ def answer_held_out(data: Path, checkpoint: Path, *, batch_size: int = 64) -> li
 
 
 def accuracy(answers: Sequence[Answer]) -> float:
-    """The share that is right."""
+    """The share of right answers."""
     return sum(answer.right for answer in answers) / len(answers)
 
 
@@ -85,7 +85,7 @@ def by_question(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
 
 
 def table(parts: Mapping[str, Sequence[Answer]]) -> str:
-    """Right answers by part, a line for each."""
+    """Lines with the share of right answers of each kind."""
     lines = []
     for name, answers in parts.items():
         right = sum(answer.right for answer in answers)

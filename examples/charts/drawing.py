@@ -12,7 +12,7 @@ from examples.charts.questions import PLACES
 
 #: Height and width of a chart, in pixels.
 SIZE = 40
-#: The colours of bars, saturated, so that few pixels tell them apart.
+#: Colours of bars, saturated, so that few pixels distinguish them.
 COLOURS = {
     "red": "#e6191e",
     "green": "#0fa040",
@@ -38,12 +38,12 @@ class Chart:
 
     @property
     def name(self) -> str:
-        """What it is called in the data set; no other chart is called so."""
+        """Its unique name in the data set."""
         return "-".join(f"{colour}{height}" for colour, height in zip(self.colours, self.heights, strict=True))
 
 
 def different_charts(number: int, *, seed: int) -> Iterator[Chart]:
-    """So many charts, no two of them alike; the same ones each time."""
+    """``number`` different charts; the same for a seed."""
     random_ = random.Random(seed)
     seen: set[Chart] = set()
     while len(seen) < number:
@@ -55,7 +55,7 @@ def different_charts(number: int, *, seed: int) -> Iterator[Chart]:
 
 
 class Painter:
-    """Draws charts on one figure, since making its axes takes most of the time.
+    """Draws charts on one figure, because making axes takes most of the time.
 
     Example:
         >>> Painter().png(Chart(("red", "blue"), (3, 7)))[:4]

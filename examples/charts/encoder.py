@@ -13,7 +13,7 @@ from energon_lite.trainer.tokenizing.tokenizer import Tokenizer
 
 
 class QuestionEncoder(MultimodalTaskEncoder):
-    """Rows of an image, a question and an answer, of which the answer alone is learned.
+    """Rows of an image, a question and an answer; only the answer counts in the loss.
 
     Texts become what they become in the trainer's own task encoder, from which this one is derived. That would write
     questions as chats; these have no more around them than a space, since each byte is a token here.

@@ -1,4 +1,4 @@
-"""A picture of charts with the questions about them and what the model answered."""
+"""A picture of charts with questions and the model's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crops of the pictures that scikit-learn and matplotlib bring along. Nothing is downloaded."""
+"""Crops of the pictures in scikit-learn and matplotlib. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Crop:
 
 
 def crops(number: int, *, seed: int) -> Iterator[Crop]:
-    """So many crops of each picture; the same ones each time."""
+    """``number`` crops of each picture; the same for a seed."""
     from PIL import Image
 
     random_ = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Questions about a chart whose answers are known, each of one word."""
+"""Questions about a chart with answers of one word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACES = ("first", "second", "third", "fourth", "fifth")
 NUMBERS = ("zero", "one", "two", "three", "four", "five")
 #: The kinds of questions about charts.
 KINDS = ("how many", "highest", "lowest", "place", "compare")
-#: For training, two questions about each chart, one out of each of these: what is harder is asked more often.
+#: For training, two questions about each chart, one of each group: harder ones come more often.
 TRAINED = (("how many", "highest", "highest", "lowest", "lowest"), ("place", "compare"))
 
 

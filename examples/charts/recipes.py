@@ -19,7 +19,7 @@ from examples.charts.questions import KINDS, TRAINED, ask
 from examples.demo import blend, digits
 from examples.demo.blend import SPLITS, DatasetRecipe, RawSample
 
-#: Charts to train on, and held out; different ones, all of them.
+#: Charts to train on, and held out; all different.
 TRAIN_CHARTS, HELD_OUT_CHARTS = 10_000, 400
 #: Crops of each picture to train on, and held out.
 TRAIN_CROPS, HELD_OUT_CROPS = 200, 20
@@ -43,7 +43,7 @@ _FIELDS = {"image": "png", "context": "json[question]", "answers": "json[answers
 
 
 def recipes(train: int = TRAIN_CHARTS, held_out: int = HELD_OUT_CHARTS) -> list[DatasetRecipe]:
-    """All data sets, with so many charts."""
+    """All data sets, with the given numbers of charts."""
     random_ = random.Random(2)
     learned, asked = hold_out(different_charts(train + held_out, seed=1), held_out)
     read = digits.hold_out(digits.load_digits())

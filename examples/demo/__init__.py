@@ -1,1 +1,1 @@
-"""The whole way on real data: shards, prepare, blend, train, kill, resume, another layout, read. See ``__main__``."""
+"""A demonstration on real data: prepare, blend, train, kill, resume, change the layout, read. See ``__main__``."""

@@ -1,14 +1,14 @@
-"""The whole way on real data, in some minutes on two cores: ``python -m examples.demo`` in the repository's root.
+"""A demonstration on real data, in minutes on two cores: ``python -m examples.demo`` in the repository's root.
 
 1. Write two data sets as tar shards, prepare them with ``energon-lite prepare``, blend them.
 2. Train on four processes, as tensor parallel 2 x data parallel 2.
-3. Train again, kill one of the processes in the middle, start again: every loss is the same, to the last bit.
-4. Go on from a checkpoint of the first run as tensor parallel 1 x data parallel 4: the losses agree.
-5. Do the first steps again in five other layouts, one for each axis and one with all: the losses agree.
+3. Train again, kill one of the processes, resume: every loss is the same, to the last bit.
+4. Resume a checkpoint of the first run as tensor parallel 1 x data parallel 4: the losses agree.
+5. Repeat the first steps in five other layouts, one for each axis and one with all: the losses agree.
 6. Read the held-out digits with the trained model.
 7. Draw the losses and the digits.
 
-Everything is made anew in ``demo-output``. The exit code is 1 if something is not as it should be.
+The results are in ``demo-output``, which is replaced. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from examples.demo.steps import Steps
 OUTPUT = Path("demo-output")
 CONFIG = Path("examples/configs/digits.yaml")
 LAYOUT, OTHER_LAYOUT = "TP 2 x DP 2", "TP 1 x DP 4"
-#: How far losses in another layout may be off, in nats per token: sums in another order are rounded otherwise.
+#: Largest difference of losses in another layout, in nats per token: sums in another order are rounded differently.
 TOLERANCE = 1e-5
-#: The share of held-out captions that has to be right, letter for letter.
+#: Least share of held-out captions that are exactly right.
 WANTED_ACCURACY = 0.90
 
 
@@ -43,7 +43,7 @@ def main() -> int:
         The exit code.
 
     Raises:
-        DemoError: it cannot go on.
+        DemoError: a part fails.
     """
     data, runs = make_room(CONFIG, OUTPUT)
     steps, report = Steps.of(CONFIG), Report()
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def go_on_elsewhere(first: Run, run: Run, steps: Steps) -> Metrics:
-    """Part 4: go on from a copy of a checkpoint of the first run; returns the steps that are done here."""
+    """Part 4: resume a copy of a checkpoint of the first run; return the steps of this part."""
     shutil.copytree(first.checkpoints / steps.checkpoint, run.checkpoints / steps.checkpoint)
     print(f"  Copied {first.checkpoints / steps.checkpoint} to {run.checkpoints}.")
     return train(run, steps)
@@ -111,7 +111,7 @@ def begin_in_layouts(report: Report, reference: Metrics, folder: Path) -> dict[s
 
 
 def read(report: Report, data: Path, run: Run) -> list[reading.Reading]:
-    """Part 6: let the trained model read."""
+    """Part 6: read digits with the trained model."""
     newest = latest_checkpoint(run.checkpoints)
     if newest is None:
         raise DemoError(f"There is no checkpoint in {run.checkpoints}.")

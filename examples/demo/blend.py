@@ -1,8 +1,8 @@
-"""From samples to a blend that can be trained on: tar shards, ``energon-lite prepare``, and a metadataset.
+"""From samples to a blend: tar shards, ``energon-lite prepare``, and a metadataset.
 
 <folder>/digits/train-000.tar ... val-000.tar    images and captions
 <folder>/stdlib/train-000.tar ... val-000.tar    text
-<folder>/blend.yaml                              how much of which
+<folder>/blend.yaml                              the shares
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ splits:
     path: ./digits
 """
 
-#: A sample as webdataset wants it: ``__key__``, and the bytes of each part under its extension.
+#: A sample in webdataset's form: ``__key__``, and the bytes of each part by its extension.
 RawSample = Mapping[str, "str | bytes"]
 
 
@@ -85,11 +85,11 @@ def recipes() -> list[DatasetRecipe]:
 
 
 def write_shards(recipe: DatasetRecipe, folder: Path) -> dict[str, int]:
-    """Write a data set's shards, byte for byte the same each time.
+    """Write a data set's shards, with the same bytes at each call.
 
     Args:
         recipe: the data set.
-        folder: where its own folder is made; one that is there is replaced.
+        folder: folder in which the data set's folder is made, or replaced.
 
     Returns:
         The number of samples of each split.
@@ -111,7 +111,7 @@ def write_shards(recipe: DatasetRecipe, folder: Path) -> dict[str, int]:
 
 
 def prepare_command(recipe: DatasetRecipe, folder: Path) -> list[str]:
-    """The command that prepares a data set, as one would type it."""
+    """The command that prepares a data set."""
     command = ["energon-lite", "prepare", str(folder / recipe.name), "--non-interactive"]
     for split in recipe.splits:
         command += ["--split-parts", f"{split}:{split}-.*"]
@@ -122,7 +122,7 @@ def prepare(recipe: DatasetRecipe, folder: Path) -> str:
     """Run :func:`prepare_command`, with the program of this Python's environment.
 
     Returns:
-        What it printed.
+        Its output.
 
     Raises:
         DemoError: it failed.
@@ -136,7 +136,7 @@ def prepare(recipe: DatasetRecipe, folder: Path) -> str:
 
 
 def write_blend(folder: Path, text: str = BLEND) -> Path:
-    """Write ``blend.yaml`` beside the data sets."""
+    """Write ``blend.yaml`` next to the data sets."""
     path = folder / "blend.yaml"
     path.write_text(text, encoding="utf-8")
     return path

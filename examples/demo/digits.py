@@ -32,7 +32,7 @@ class Digit:
 
     @property
     def caption(self) -> str:
-        """What a model should say about the image."""
+        """The caption that a model should generate."""
         return f"a handwritten {NAMES[self.label]}"
 
     @property

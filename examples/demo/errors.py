@@ -1,7 +1,7 @@
-"""What ends the demo early."""
+"""The error that ends the demo."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is a sentence for whoever started it."""
+    """A failed part of the demo; the message is for the user."""

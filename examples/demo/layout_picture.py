@@ -1,4 +1,4 @@
-"""A picture of one run in several layouts of ranks: its losses on top of each other, and how far they are apart."""
+"""A picture of one run in several layouts of ranks: its losses, and their differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first steps of the run once more in other layouts of ranks: one for each axis, and one with all of them."""
+"""The first steps of the run in other layouts of ranks: one for each axis, and one with all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, read_metrics
 
-#: Optimizer steps that are compared: enough for a mistake to grow, and few enough to wait for.
+#: Optimizer steps that are compared: enough for an error to grow, and few enough to be fast.
 STEPS = 20
-#: Seconds after which a group of ranks is taken for stuck.
+#: Seconds after which a group of ranks counts as stuck.
 PATIENCE = 300.0
 
 
@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def overrides(self) -> list[str]:
-        """The settings that ask for it; data parallelism takes the ranks that are left."""
+        """The settings that ask for it; data parallelism takes the remaining ranks."""
         return [f"mesh.tp={self.tp}", f"mesh.pp={self.pp}", f"mesh.cp={self.cp}"]
 
     def __str__(self) -> str:
@@ -55,13 +55,13 @@ LAYOUTS = (Layout(dp=2), Layout(tp=2), Layout(pp=2), Layout(cp=2), Layout(tp=2, 
 
 
 def train_in(layout: Layout, config: Path, output: Path, steps: int = STEPS, overrides: Sequence[str] = ()) -> Metrics:
-    """Do the first steps of a run in a layout, with forked processes: they have imported everything already.
+    """Run the first steps in a layout, with forked processes, which need no imports.
 
     Args:
         layout: of the ranks.
         config: the YAML file; its number of steps, and so its learning rates, stay.
         output: a folder for metrics and what the ranks print.
-        steps: how many to do.
+        steps: their number.
         overrides: more settings, ``section.key=value``.
 
     Returns:
@@ -99,12 +99,12 @@ def train_in(layout: Layout, config: Path, output: Path, steps: int = STEPS, ove
 
 
 def _wait(ranks: Sequence[BaseProcess]) -> bool:
-    """Until all have ended well, or one has failed, or patience ends."""
+    """Wait until all have ended, one has failed, or the time is over."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         codes = [process.exitcode for process in ranks]
         if any(code not in (0, None) for code in codes):
-            time.sleep(0.5)  # the others may say what they saw
+            time.sleep(0.5)  # other ranks may still write messages
             return False
         if None not in codes:
             return True
@@ -113,7 +113,7 @@ def _wait(ranks: Sequence[BaseProcess]) -> bool:
 
 
 def _rank(rank: int, world: int, room: Path, log: Path, config: Path, settings: Sequence[str], steps: int) -> None:
-    """One process's part. It never returns: what is at the end of the parent's program is not its own."""
+    """Run one rank. It never returns, so that the rest of the parent's program does not run here."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -145,4 +145,4 @@ def _train(rank: int, world: int, room: Path, config: Path, settings: Sequence[s
             values = trainer.step(step, batches)
             if metrics is not None:
                 metrics.write(values)
-        dist.barrier()  # a rank that leaves early would take its messages with it
+        dist.barrier()  # other ranks may still need messages of this one

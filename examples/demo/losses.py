@@ -1,4 +1,4 @@
-"""Reading what runs have measured, and comparing them step by step."""
+"""Metrics of runs, read and compared step by step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from examples.demo.errors import DemoError
 #: Metrics of a run by step, as they stand in its file.
 Metrics = dict[int, dict[str, Any]]
 
-#: What must agree between runs: the loss, and the norm of the whole gradient behind it.
+#: Values that must agree between runs: the loss, and the norm of the whole gradient.
 COMPARED = ("loss", "grad_norm")
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The lines of a metrics file by step. A last line that is cut, because the run was killed, is left out."""
+    """The lines of a metrics file by step, without a truncated last line."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return {values["step"]: values for values in map(json.loads, lines)}
 
@@ -37,7 +37,7 @@ def last_step(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two runs are apart on the steps that were compared.
+    """Differences between two runs on the compared steps.
 
     Args:
         first, last: the range of steps.
@@ -77,7 +77,7 @@ def compare(reference: Metrics, other: Metrics, steps: Iterable[int], names: Ite
         names: the values that must be equal for a step to count as equal.
 
     Raises:
-        DemoError: one of the runs lacks one of the steps, or its value is not a number: nothing can be said then.
+        DemoError: a run lacks one of the steps, or its value is not a number.
     """
     wanted, names = sorted(steps), list(names)
     if not wanted:
@@ -93,7 +93,7 @@ def compare(reference: Metrics, other: Metrics, steps: Iterable[int], names: Ite
 
 
 def table(runs: Mapping[str, Metrics], steps: Iterable[int]) -> str:
-    """Losses side by side with all their digits; a dash where a run did not do a step."""
+    """Losses side by side with all their digits; a dash for a missing step."""
     width = 21
     lines = ["  step" + "".join(f"  {name:>{width}}" for name in runs)]
     for step in steps:

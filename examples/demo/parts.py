@@ -1,4 +1,4 @@
-"""The parts of a demonstration: building data, training, being killed, going on, and comparing."""
+"""The parts of a demonstration: build data, train, kill, resume, compare."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from examples.demo.report import Report
 from examples.demo.run import RANKS, Run
 from examples.demo.steps import Steps
 
-#: The rank that is killed. Not the first one, which writes the metrics: the others have to notice by themselves.
+#: The rank that is killed. Not the first one, which writes the metrics.
 VICTIM = RANKS - 1
 
 
 def make_room(config: Path, output: Path) -> tuple[Path, Path]:
-    """The folders for data and for runs, without what an earlier call left there.
+    """Make empty folders for data and for runs.
 
     Raises:
-        DemoError: it was not started in the root of the repository.
+        DemoError: the current folder is not the root of the repository.
     """
     if not config.is_file():
         raise DemoError("Start it in the root of the repository: there is no examples/ folder here.")
@@ -68,7 +68,7 @@ def train(run: Run, steps: Steps) -> Metrics:
 
 
 def train_until_kill(run: Run, steps: Steps) -> Metrics:
-    """Run until a rank is killed, see that everything ends, and read the metrics as they were left."""
+    """Run until a rank is killed, check that all processes end, and read the metrics."""
     watcher = KillWatcher(run.metrics, rank=VICTIM, after_step=steps.kill)
     code = run.train(meanwhile=watcher.look)
     kill = watcher.kill
@@ -86,7 +86,7 @@ def train_until_kill(run: Run, steps: Steps) -> Metrics:
 
 
 def start_again(run: Run, steps: Steps) -> Metrics:
-    """Start the killed run again, by the very same command; returns the steps that it does now."""
+    """Start the killed run again by the same command; return the steps that it runs now."""
     newest = latest_checkpoint(run.checkpoints)
     if newest is None or Path(newest).name != steps.checkpoint:
         raise DemoError(f"The killed run has left {newest} as its newest checkpoint instead of {steps.checkpoint}.")

@@ -1,4 +1,4 @@
-"""Two pictures: the loss curves of all runs, and every held-out digit with what the model read."""
+"""Two pictures: the loss curves of all runs, and every held-out digit with the model's caption."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _PALE, _BLUE, _ORANGE, _RED, _GREY = "#b9c4cf", "#0b62a4", "#e07b00", "#d11f1f",
 
 @dataclass(frozen=True)
 class Curves:
-    """What the first picture shows.
+    """Contents of the first picture.
 
     Args:
         uninterrupted: the reference.
-        until_kill, after_resume: the two lives of the run that was killed.
-        other_layout: the run that went on in another layout of ranks; None if there was none.
+        until_kill, after_resume: the killed run, before and after its restart.
+        other_layout: the run that resumed in another layout of ranks; None: there is none.
         kill: last step before the kill.
         resume: step of the checkpoint with which both resumed runs began.
-        layouts: how the first layout and the other are called.
+        layouts: names of the first layout and the other.
         tolerance: how far the other layout may be off, in nats per token.
     """
 
@@ -56,7 +56,7 @@ class Curves:
 
 
 def draw_losses(path: Path, curves: Curves) -> None:
-    """Losses above, each on top of the others; below, how far they are from the uninterrupted run's."""
+    """Draw the losses, and below them their differences from the uninterrupted run."""
     plt = pyplot()
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(10, 7), sharex=True, height_ratios=[3, 1.3], layout="constrained"
@@ -76,11 +76,11 @@ def draw_losses(path: Path, curves: Curves) -> None:
 
 
 def draw_digits(path: Path, readings: Sequence[Reading]) -> None:
-    """All held-out digits, a row for each true digit, and under each what the model read."""
+    """Draw all held-out digits, a row for each true digit, with the model's caption under each."""
     plt = pyplot()
     rows = [[one for one in readings if one.caption.endswith(f" {name}")] for name in NAMES]
     columns = max(len(row) for row in rows)
-    # In units of pixels of the digits: a cell is a digit with a gap beside it, and room for a word below.
+    # In units of pixels of the digits: a cell is a digit with a gap on its right, and space for a word below.
     size = max(reading.image.shape[-1] for reading in readings)
     wide, high = size + 2, size + 4
     canvas = np.ones((high * len(rows), wide * columns))
@@ -135,7 +135,7 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
 
 
 def _note(axes: Axes, step: int, text: str, colour: str, side: str) -> None:
-    """A note beside the line of a step, above the curves."""
+    """A note next to the line of a step, above the curves."""
     axes.annotate(
         text,
         (step, 0.64),
@@ -174,7 +174,7 @@ def _points(run: Metrics) -> tuple[list[int], list[float]]:
 
 
 def _word(reading: Reading) -> str:
-    """What was read, without what is the same in all captions."""
+    """The part of a caption that differs between captions."""
     prefix = reading.caption.rpartition(" ")[0] + " "
     said = reading.said.removeprefix(prefix)
     return said if len(said) <= 9 else said[:8] + "…"

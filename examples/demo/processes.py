@@ -1,4 +1,4 @@
-"""Finding a rank among the processes of ``torchrun``, and killing it in the middle of its work."""
+"""Find a rank among the processes of ``torchrun``, and kill it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.demo.losses import last_step
 
 
 def children(pid: int) -> list[int]:
-    """The processes that ``pid`` has started and that live, oldest first. An empty list if it is gone."""
+    """The living child processes of ``pid``, oldest first; an empty list if it has ended."""
     if Path("/proc/self/stat").exists():
         pairs = _pairs_of_proc()
     else:
@@ -23,7 +23,7 @@ def children(pid: int) -> list[int]:
 
 
 def rank_process(launcher: int, rank: int) -> int | None:
-    """The process of a rank, or None while it is not there.
+    """The process of a rank; None: it has not started, or has ended.
 
     Args:
         launcher: the process of ``torchrun``.
@@ -42,7 +42,7 @@ def rank_process(launcher: int, rank: int) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and has not ended. One that nobody has waited for yet (a zombie) has ended."""
+    """True if a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z"
@@ -83,7 +83,7 @@ class Kill:
 
 
 class KillWatcher:
-    """Kills one rank with SIGKILL, which it can neither see coming nor clean up after, once a step is done.
+    """Kills one rank with SIGKILL after a given step.
 
     Args:
         metrics: the run's metrics file.
@@ -101,7 +101,7 @@ class KillWatcher:
         self.kill: Kill | None = None
 
     def look(self, launcher: int) -> None:
-        """Kill the rank if it is time to and it has not been done. To be called often.
+        """Kill the rank if the step is done and it still lives. To be called often.
 
         Args:
             launcher: the process of ``torchrun``.

@@ -1,4 +1,4 @@
-"""Letting a trained model read the held-out digits."""
+"""Captions that a trained model generates for held-out digits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_lite.trainer import generate_captions, load_model
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model read.
+    """A caption that a model generated.
 
     Args:
         key: the sample.
@@ -30,7 +30,7 @@ class Reading:
 
     @property
     def right(self) -> bool:
-        """Letter for letter."""
+        """True if the answer equals the right one exactly."""
         return self.said == self.caption
 
 
@@ -42,7 +42,7 @@ def read_held_out(data: Path, checkpoint: Path, *, batch_size: int = 64) -> list
         checkpoint: a trained model's.
         batch_size: images at a time.
     """
-    # So small a model is read out fastest by one thread; more would only wait for each other.
+    # A model this small generates fastest with one thread.
     torch.set_num_threads(1)
     model = load_model(checkpoint)
     alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -56,5 +56,5 @@ def read_held_out(data: Path, checkpoint: Path, *, batch_size: int = 64) -> list
 
 
 def accuracy(readings: Sequence[Reading]) -> float:
-    """The share that is right."""
+    """The share of right answers."""
     return sum(reading.right for reading in readings) / len(readings)

@@ -1,4 +1,4 @@
-"""What the demo tells: its parts as they go, and a summary at the end."""
+"""The output of the demo: its parts as they run, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass
 class Report:
-    """What the demo has found, and how long each part took."""
+    """Results of the demo, and the time of each part."""
 
     results: list[tuple[str, str, bool]] = field(default_factory=list)
     pictures: list[Path] = field(default_factory=list)
@@ -19,7 +19,7 @@ class Report:
 
     @contextmanager
     def part(self, title: str) -> Iterator[None]:
-        """Announce a part, and take its time."""
+        """Announce a part, and measure its time."""
         print(f"\n{len(self.seconds) + 1}. {title}", flush=True)
         began = time.monotonic()
         yield

@@ -1,4 +1,4 @@
-"""Starting ``torchrun`` and following what it does."""
+"""Start ``torchrun``, and follow its output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def command(self) -> list[str]:
-        """The command, as one would type it."""
+        """The command."""
         script = ["examples/train.py", str(self.config), f"output={self.output}", f"mesh.tp={self.tp}"]
         return ["torchrun", "--standalone", "--nproc-per-node", str(RANKS), *script, *self.overrides]
 
@@ -65,7 +65,7 @@ class Run:
         """
         print(f"  $ OMP_NUM_THREADS=1 {shlex.join(self.command)}", flush=True)
         self.output.mkdir(parents=True, exist_ok=True)
-        # The same as the program `torchrun`, of this very Python.
+        # The program `torchrun` of this Python.
         command = [sys.executable, "-m", "torch.distributed.run", *self.command[1:]]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with open(self.log, "ab") as log, open(self.log, "rb") as said:
@@ -93,7 +93,7 @@ class Run:
 
 
 class Echo:
-    """Shows the trainer's own lines out of all that its processes print; on a terminal, progress takes one line."""
+    """Shows only the trainer's own lines of the output; on a terminal, progress takes one line."""
 
     def __init__(self) -> None:
         self._rest, self._live = b"", sys.stdout.isatty()
@@ -123,7 +123,7 @@ class Echo:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun, which ends its ranks, if it is still there: somebody has pressed Ctrl-C."""
+    """End torchrun, which ends its ranks, after Ctrl-C."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

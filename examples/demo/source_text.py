@@ -1,4 +1,4 @@
-"""Text that every Python brings along: the source of its standard library, in pieces of a few hundred bytes."""
+"""Text that comes with Python: the source of its standard library, in pieces of a few hundred bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 #: A piece ends with the line that takes it over this many characters.
 PIECE = 300
-#: At most so many pieces of a module, so that no long one prevails.
+#: Largest number of pieces of a module, so that long ones do not dominate.
 PIECES_PER_MODULE = 40
 #: One module in this many is held out.
 HELD_OUT = 6
@@ -53,7 +53,7 @@ def cut(modules: Sequence[Path], *, size: int = PIECE, most: int = PIECES_PER_MO
     Args:
         modules: files of Python source.
         size: a piece ends with the line that takes it over this many characters.
-        most: of a longer module, only so many pieces are taken, from its start.
+        most: largest number of pieces of a module, from its start.
     """
     for module in modules:
         # `tokenize.open` obeys the coding that a source file declares, and makes every line end a plain newline.

@@ -1,4 +1,4 @@
-"""At which steps of a run the demo does what."""
+"""Steps of a run at which the demo acts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from examples.demo.errors import DemoError
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps at which something happens.
+    """Steps of the demo.
 
     Args:
         total: of a whole run.
         resume: the checkpoint in the middle.
-        kill: after this one a rank is killed; some way behind the checkpoint, so that steps have to be done again.
+        kill: a rank is killed after this step, some steps after the checkpoint, so that steps are repeated.
     """
 
     total: int

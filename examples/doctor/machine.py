@@ -57,7 +57,7 @@ def launch(environment: Mapping[str, str]) -> list[Finding]:
         return [Finding("ranks", what, "wrong", "start with torchrun, or set all of " + ", ".join(NEEDED))]
     numbers = {name: environment[name] for name in NEEDED if name != "MASTER_ADDR"}
     if wrong := [f"{name}={number!r}" for name, number in numbers.items() if not number.isdigit()]:
-        return [Finding("ranks", f"{wrong[0]} is no number", "wrong", "start with torchrun")]
+        return [Finding("ranks", f"{wrong[0]} is not a number", "wrong", "start with torchrun")]
     rank = int(numbers["RANK"])
     world = int(numbers["WORLD_SIZE"])
     address = environment["MASTER_ADDR"]

@@ -1,1 +1,1 @@
-"""The loader inside other people's loops: Hugging Face's Trainer, Accelerate, Lightning, torch's checkpoints."""
+"""The loader in other training loops: Hugging Face's Trainer, Accelerate, Lightning, torch's checkpoints."""

@@ -1,4 +1,4 @@
-"""What the examples of this folder train: a model so small that nothing hides the loader."""
+"""The tiny model that the examples of this folder train."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def make_model() -> nn.Module:
 
 
 def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """How badly the model repeats a batch."""
+    """The loss of a batch."""
     return torch.nn.functional.mse_loss(model(batch["counts"]), batch["counts"])

@@ -1,6 +1,6 @@
 """Hugging Face Accelerate: the loader goes through ``prepare`` like any other, and nothing is skipped after a load.
 
-``save_state`` stores its place in the data beside model and optimizer, for any number of processes:
+``save_state`` stores its position in the data with model and optimizer, for any number of processes:
 
     torchrun --nproc-per-node 2 -m examples.frameworks.with_accelerate DATASET OUTPUT --steps 20
 """
@@ -36,7 +36,7 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
     folder = output / "checkpoints"
     if checkpoints := sorted(folder.glob("checkpoint_*"), key=lambda found: int(found.name.rpartition("_")[2])):
         accelerator.load_state(str(checkpoints[-1]))
-        # Accelerate numbers its checkpoints from 0, and forgets how far it was.
+        # Accelerate numbers its checkpoints from 0 again in each process.
         done = (int(checkpoints[-1].name.rpartition("_")[2]) + 1) * save_every
         project.iteration = done // save_every
 

@@ -1,4 +1,4 @@
-"""torch's distributed checkpoint, the way torchtitan uses it: all that has a state in one dict, the loader included.
+"""torch's distributed checkpoint, as in torchtitan: one dict of all objects with a state, the loader included.
 
 ``torch.distributed.checkpoint`` calls ``state_dict`` and ``load_state_dict`` of whatever has them. The loader's state
 is the same on all ranks that are in step, so one entry is enough, and it loads on any number of ranks:
@@ -21,7 +21,7 @@ from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 
 class Progress:
-    """How many steps are done."""
+    """The number of finished steps."""
 
     def __init__(self) -> None:
         self.step = 0

@@ -1,7 +1,7 @@
-"""Lightning: a data module of savable loaders, whose place in the data is part of every checkpoint.
+"""Lightning: a data module of savable loaders, whose position in the data is part of every checkpoint.
 
 Batches are dealt to devices by the loader. An epoch is as many batches as the data sets hold samples for; with
-``virtual_epoch_length`` it is as long as you say.
+``virtual_epoch_length`` it has that length.
 
     python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20 --devices 2
 """

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: a mixin, and the loader as its training data.
 
-Each checkpoint has the place in the data, and a run goes on there at once, on any number of processes:
+Each checkpoint has the position in the data, and a run resumes there, on any number of processes:
 
     torchrun --nproc-per-node 2 -m examples.frameworks.with_transformers DATASET OUTPUT --steps 20
 """
@@ -33,7 +33,7 @@ class Reconstruct(nn.Module):
 
 
 class SavableTrainer(EnergonTrainerMixin, Trainer):
-    """Trainer, with its place in the data."""
+    """Trainer that saves its position in the data."""
 
 
 def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[str]:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# As many machines as there are, within bounds. Start the same on each; numbers are given out when they meet.
+# An elastic number of machines, within bounds. Start the same command on each.
 #
 #     NODES=2:4 FIRST=host-0 JOB=run-7 examples/launch/nodes_elastic.sh examples/configs/digits.yaml
 #
-# If a machine is lost or comes, all ranks are started anew, on the machines that there are then, and go on from the
-# newest checkpoint. What they meet at is on the machine FIRST, which must stay.
+# If a machine is lost or added, all ranks restart on the machines that are there, and resume from the newest
+# checkpoint. The rendezvous is on the machine FIRST, which must stay.
 set -euo pipefail
 
 : "${NODES:?least and most machines, as 2:4}" "${FIRST:?name or address of a machine that stays}"

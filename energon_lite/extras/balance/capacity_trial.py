@@ -100,7 +100,7 @@ def run_trial(trial: Trial, timeout: float) -> Outcome:
             said = log.read_text(encoding="utf-8", errors="replace")[-4000:].strip()
             outcome = Outcome(False, error=said or f"exit status {process.returncode}")
         if outcome.error:
-            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory:\n{outcome.error}"
+            what = f"{trial.function}({trial.capacity}) failed, and not because memory ran out:\n{outcome.error}"
             raise UsageError(what, fix="call it yourself with a small capacity until it works")
         return outcome
 

@@ -94,16 +94,16 @@ def fit_costs(sizes: Mapping[str, Any], seconds: Any, prior: CostModel | None = 
     if times.ndim != 1 or any(column.shape != times.shape for column in columns.values()):
         shapes = {name: list(column.shape) for name, column in columns.items()} | {"seconds": list(times.shape)}
         raise UsageError(
-            f"sizes and times are not of the same micro-batches: {shapes}", fix="give one of each for each"
+            f"sizes and times are not of the same micro-batches: {shapes}", fix="give seconds and all sizes for each"
         )
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise UsageError(
-            "a micro-batch took no time, or no number of seconds", fix="leave out micro-batches without rows"
+            "the seconds of a micro-batch are not a positive number", fix="leave out micro-batches without rows"
         )
     columns = {"micro_batches": np.ones(len(times)), **{name: size for name, size in columns.items() if size.any()}}
     if len(times) < max(_LEAST, _FOR_EACH * len(columns)):
         raise UsageError(
-            f"{len(times)} micro-batches are too few to tell {len(columns)} coefficients",
+            f"{len(times)} micro-batches are too few to fit {len(columns)} coefficients",
             fix=f"measure at least {max(_LEAST, _FOR_EACH * len(columns))}, of different sizes",
         )
     table = np.stack(list(columns.values()), axis=1)
@@ -219,7 +219,7 @@ def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
     """Read a cost model that :func:`write_cost_model` or a person wrote; YAML is accepted, too.
 
     Raises:
-        ConfigError: the file does not exist, or is no cost model.
+        ConfigError: the file does not exist, or is not a cost model.
     """
     return cost_model(load_yaml(path))
 
@@ -299,9 +299,9 @@ def _micro_batches(line: str, where: str) -> tuple[str, CostModel | None, list[t
         prior = CostModel.from_features(step["prior"]) if "prior" in step else None
         columns = {str(name): [int(value) for value in values] for name, values in sizes.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"that is no measured step: {type(error).__name__}: {error}", where=where, fix=_LIKE) from None
+        raise UsageError(f"not a measured step: {type(error).__name__}: {error}", where=where, fix=_LIKE) from None
     if any(len(values) != len(seconds) for values in columns.values()):
-        raise UsageError("there are not as many sizes as seconds", where=where, fix=_LIKE)
+        raise UsageError("sizes and seconds differ in number", where=where, fix=_LIKE)
     return (
         place,
         prior,

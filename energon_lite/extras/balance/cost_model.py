@@ -186,7 +186,7 @@ class CostModel:
         columns: time for each unit of other sizes of a sample, by name, such as seconds of audio.
 
     Raises:
-        UsageError: a coefficient is no integer, or below 0.
+        UsageError: a coefficient is not an integer, or is below 0.
 
     Example:
         >>> model = CostModel(Quadratic(a=10**9, b=4 * 10**9), encoder=Quadratic(b=10**9, c=7 * 10**9), head=10**9)
@@ -205,7 +205,7 @@ class CostModel:
         _check_coefficients(head=self.head, micro_batch=self.micro_batch, **self.columns)
         for name in self.columns:
             if name in _KNOWN:
-                raise UsageError(f"{name!r} has a place of its own in a cost model", fix="leave it out of columns")
+                raise UsageError(f"{name!r} is an argument of its own in a cost model", fix="leave it out of columns")
 
     def __hash__(self) -> int:
         return hash((self.language, self.encoder, self.head, self.micro_batch, *sorted(self.columns.items())))

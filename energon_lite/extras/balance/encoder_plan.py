@@ -57,7 +57,7 @@ class EncoderPlan:
             ranks: number of ranks.
 
         Raises:
-            TopologyError: an owner is no valid rank, or owners do not ascend.
+            TopologyError: an owner is not a valid rank, or owners do not ascend.
             UsageError: costs are not integers, are negative, or do not match the images.
         """
         owner = np.asarray(owner, dtype=np.int64)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, at_least_one
-from energon_lite.errors import DecodeError, UsageError, listed
+from energon_lite.batching.capacity import Ints
+from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
 from energon_lite.extras.balance.entry_points import COLUMNS
 from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.files.shard_store import Shard
@@ -83,7 +83,7 @@ def image_size(head: bytes, read: Read | None = None) -> tuple[int, int] | None:
         if head.startswith(b"\x89PNG\r\n\x1a\n"):
             kind, width, height = _PNG.unpack_from(head)
             if kind != b"IHDR":
-                raise _damaged("its first chunk is no header")
+                raise _damaged("its first chunk is not a header")
             return _checked((height, width))
         if head.startswith((b"GIF87a", b"GIF89a")):
             width, height = _GIF.unpack_from(head)
@@ -133,7 +133,7 @@ def _of_webp(head: bytes) -> tuple[int, int]:
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
         return int.from_bytes(head[28:30], "little") & 0x3FFF, int.from_bytes(head[26:28], "little") & 0x3FFF
-    raise _damaged("its first chunk is no picture")
+    raise _damaged("its first chunk is not a picture")
 
 
 def _checked(size: tuple[int, int]) -> tuple[int, int]:
@@ -176,12 +176,12 @@ class ImagePatches:
         at_least_one(min_pixels=self.min_pixels, max_pixels=self.max_pixels)
         if self.multiple is not None and self.multiple % self.patch_size:
             raise UsageError(
-                f"multiple={self.multiple} is no multiple of patches of {self.patch_size}",
+                f"multiple={self.multiple} is not a multiple of patches of {self.patch_size}",
                 fix=f"give e.g. {2 * self.patch_size}",
             )
         scaled = (self.multiple, self.min_pixels, self.max_pixels) != (None, None, None)
         if self.image_size is not None and scaled:
-            raise UsageError("image_size goes together with no other size", fix="leave out multiple and pixels")
+            raise UsageError("image_size cannot be combined with other sizes", fix="leave out multiple and pixels")
 
     def __call__(self, sizes: Any) -> Ints:
         """Number of patches of each image.
@@ -228,7 +228,7 @@ def requested(asked: Mapping[str, object]) -> ImageColumns:
         raise UsageError(f"--patches is not JSON: {error}", fix=fix) from None
     value = {"patch_size": value} if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
-        raise UsageError("--patches is no JSON object of whole numbers", fix=fix)
+        raise UsageError("--patches is not a JSON object of whole numbers", fix=fix)
     try:
         return ImageColumns(ImagePatches(**value))
     except TypeError as error:
@@ -281,7 +281,7 @@ class ImageHeaders:
         self._parts = np.flatnonzero(is_image)
         if not len(self._parts):
             raise UsageError(
-                "no sample has a part that is an image, by its name",
+                "no sample has a part with an image's extension",
                 where=source.path,
                 fix=f"the parts are: {listed(sorted(names), 20)}; of images that are inside of parts, or elsewhere, a "
                 "task encoder tells the sizes: sample_costs",
@@ -340,6 +340,6 @@ class ImageHeaders:
             return header_size
         data = head if len(head) == length else read(0, length)
         if media_kind(guess_extension(data)) != "image":
-            raise DecodeError("the part is no image that is known", fix="repair or remove it")
+            raise DecodeError("the part is not an image of a known format", fix="repair or remove it")
         header = read_image_header(io.BytesIO(data))
         return header.height, header.width

@@ -51,7 +51,7 @@ def report_costs(path: str, output: str | None, compared: str | None, *, as_json
     other = None if compared is None else read_cost_model(compared)
     sizes, seconds, prior = read_micro_batches(file)
     if not seconds:
-        raise UsageError("no micro-batch was measured", where=file, fix="let the run go on: train.measure_costs=10")
+        raise UsageError("no micro-batch was measured", where=file, fix="continue with train.measure_costs=10")
     fit = fit_costs(sizes, seconds, prior)
     if output is not None:
         write_cost_model(output, fit, {"measured": os.path.abspath(file)})
@@ -160,7 +160,7 @@ def command(
         return
     if output is not None or compare is not None or as_json:
         raise UsageError(
-            "--output, --compare and --json are of a run's costs",
+            "--output, --compare and --json apply to a run's costs only",
             where=function,
             fix="give the run's folder, or its micro_batches.jsonl",
         )
@@ -168,7 +168,7 @@ def command(
     whole = device_memory(device) if memory_limit is None else parse_bytes(memory_limit)
     if whole is None:
         raise UsageError(
-            f"how much memory there is on {device} is not known" if device == "cuda" else "cpu needs a limit",
+            f"the memory of {device} is unknown" if device == "cuda" else "cpu needs a limit",
             fix="give --memory-limit, such as 6G",
         )
     limit = int(whole * (1 - headroom))

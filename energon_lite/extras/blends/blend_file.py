@@ -348,7 +348,7 @@ def _tell_unwritten(path: str, error: OSError) -> None:
 
 
 class _Sources(Sequence[Any]):
-    """Sources of leaves, each opened anew on every access."""
+    """Sources of leaves, each opened again on every access."""
 
     def __init__(self, specs: Sequence[LeafSpec]):
         self._specs = specs

@@ -168,7 +168,7 @@ def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:
     if stages[-1].start >= MAX_LENGTH:
         raise UsageError(f"a stage starts at {stages[-1].start}", fix="positions end at 2**62")
     if stages[-1].last is not None:
-        raise UsageError("the last stage slopes for ever", fix="add a stage where the slope ends")
+        raise UsageError("the slope of the last stage never ends", fix="add a stage where the slope ends")
     for stage in stages:
         for weights in (stage.weights, stage.last or stage.weights):
             if len(weights) != leaves:

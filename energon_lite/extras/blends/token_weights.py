@@ -196,7 +196,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
         total = total + Fraction(exact)
         samples = samples + len(values)
     if total <= 0:
-        what = f"weight_unit: {unit}: the samples of {spec.path} have none"
+        what = f"weight_unit: {unit}: the samples of {spec.path} have none of that unit"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")
     return total / samples
 

@@ -127,7 +127,7 @@ def read_schedule(node: Node) -> Weight:
         if other != kind:
             found = f"the keys {', '.join(entries)}"
             raise entries[other].key_error(
-                f"{other!r} beside {kind!r}", fix, expected=f"only the key {kind}", found=found
+                f"both {kind!r} and {other!r}", fix, expected=f"only the key {kind}", found=found
             )
     return _schedule(entries[kind], linear=kind == "linear")
 
@@ -137,7 +137,7 @@ def _schedule(node: Node, linear: bool) -> Weight:
     for child in node.entries().values():
         position, weight = _position(child), _weight(child)
         if not points and position != 0:
-            what, expected = "it is not said what the weight is at the start", "0 as the first position"
+            what, expected = "the weight at the start is missing", "0 as the first position"
             fix = "add '0: 0' if the data set is to come in later, else '0:' with its weight"
             raise child.key_error(what, fix, expected=expected, found=str(position))
         if points and position <= points[-1][0]:

@@ -183,7 +183,7 @@ def check_peers(batch: Any, replica: Replica) -> None:
             listed = ", ".join(f"{axis} rank {rank}: {value:016x}" for rank, value in enumerate(checksums))
             raise TopologyError(
                 f"peers along {axis} have different batches ({listed})",
-                fix="a hook depends on something else than its arguments and self.rng: the rank, the time, a global "
+                fix="a hook depends on something other than its arguments and self.rng: the rank, the time, a global "
                 "generator in a hook marked restore_seeds=False, or files that differ between machines",
             )
 

@@ -31,7 +31,7 @@ def command(path: str, name: str, where: str, overwrite: bool) -> None:
 
     condition = SampleFilter(where)
     if condition.index is not None:
-        raise UsageError(f"{where!r} is no condition", fix='compare columns: "tokens <= 4096"')
+        raise UsageError(f"{where!r} is not a condition", fix='compare columns: "tokens <= 4096"')
     source = WebdatasetSource.open(path)
     kept = condition.keep({column: source.column(column)[:] for column in condition.columns}).nonzero()[0]
     build_filter_index(path, name, kept, overwrite=overwrite)

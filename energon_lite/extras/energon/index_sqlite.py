@@ -45,7 +45,7 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
                                                    content_byte_size);
 """
-#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
+#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are not samples.
 _TRAILER = 1 << 20
 #: Duplicate keys that are named; further ones are only counted.
 _NAMED = 1000
@@ -247,7 +247,7 @@ def _why_no_database(scans: Sequence[ShardScan]) -> list[str]:
     named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in duplicates]
     having = "1 sample has" if len(named) == 1 else f"{len(named):,} samples have"
     key, first, second = duplicates[0]
-    place = f"{first} and {second}" if first != second else f"{first} (its parts do not stand together?)"
+    place = f"{first} and {second}" if first != second else f"{first} (its parts are not contiguous?)"
     return [
         f"{having} the key of another one: {listed(named, _NAMED)}",
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "

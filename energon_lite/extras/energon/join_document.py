@@ -83,12 +83,12 @@ def read_join(node: Node, without: Collection[str]) -> Reference:
     """Read a reference with joined data sets; see :class:`~energon_lite.config.metadataset_document.JoinReader`."""
     keys = node.entries()
     if "path" in keys:
-        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths stand in the list under 'join'"
+        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths belong in the list under 'join'"
         raise keys["path"].key_error(what, fix, expected="one of them")
     for name in ("dataset_config", "split_config"):
         if name in keys and not keys[name].is_null:
             fix = "write it at the data sets that are joined"
-            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
+            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} with 'join'")
     _refuse_aux(node)
     join = _joined(node)
     given = {"node": node, "path": join.references[0].path, "join": join}
@@ -128,7 +128,7 @@ def _member(node: Node) -> Member:
     if reference.shuffle_over_epochs_multiplier != 1:
         # Energon accepts it, and ignores it.
         logger.warning(
-            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
+            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it next to the join", node.origin
         )
     return reference
 
@@ -182,7 +182,7 @@ def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[.
         return imported_sample_type(named)
     imported = imported_name(named, "function")
     if not callable(imported):
-        raise named.node.error(f"{joiner_name(node)} is no function", "name one", expected="a function", found=None)
+        raise named.node.error(f"{joiner_name(node)} is not a function", "name one", expected="a function", found=None)
     function: Callable[..., Any] = imported
     return function
 
@@ -201,6 +201,6 @@ def _named_joiner(node: Node) -> tuple[NamedClass, bool]:
         ), True
     named = named_class(entries, "sample type")
     if named is None:
-        what, fix = "the joiner names nothing", "write '__module__:' and '__class__:' (or '__function__:')"
+        what, fix = "the joiner names no class or function", "write '__module__:' and '__class__:' (or '__function__:')"
         raise node.error(what, fix, expected="a sample type, or a function")
     return named, False

@@ -110,7 +110,7 @@ def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> 
     for source, mine, how in list(zip(sources, keys, nonmatch, strict=True))[1:]:
         if twice := mine.twice():
             raise DatasetError(
-                f"a data set cannot be joined in which keys are there more than once, such as {twice[0]!r}",
+                f"a data set with repeated keys cannot be joined; repeated is {twice[0]!r}",
                 where=str(source),
                 fix="give each sample a key of its own, or exclude all but one of them in .nv-meta/split.yaml",
             )

@@ -68,7 +68,7 @@ class JoinedSource:
         self.split_part = first.split_part
         if self._start >= self._stop:
             raise EmptyDatasetError(
-                "no sample is left of the join: " + (f"{table.left_out} have no match" if table.left_out else "empty"),
+                "the join has no samples: " + (f"{table.left_out} have no match" if table.left_out else "empty"),
                 where=" + ".join(map(str, self.members)),
                 fix="check that the data sets have the same keys, or make the subset wider",
             )
@@ -117,7 +117,7 @@ class JoinedSource:
         except FileNotFoundError:
             table = None
         if table is None or table.digest != self._digest:
-            what = "the table of the join was removed, or made anew, while it was in use"
+            what = "the table of the join was removed, or made again, while it was in use"
             raise DataIndexError(what, where=self._table_path, fix="start the run again")
         return table.rows
 
@@ -310,7 +310,7 @@ def _source(spec: LeafSpec) -> JoinedSource:
 def _member(spec: LeafSpec) -> WebdatasetSource:
     source = open_source(spec)
     if not isinstance(source, WebdatasetSource):
-        what = "a source of your own cannot be joined: nobody knows its keys"
+        what = "a source of your own cannot be joined: its keys are unknown"
         raise UsageError(what, where=spec.path, fix="join data sets of tar or JSONL files")
     return source
 

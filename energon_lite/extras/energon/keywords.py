@@ -74,8 +74,8 @@ def _completed(function: Callable[..., Any], kwargs: Mapping[str, Any], options:
             continue
         if getattr(group, field) != default:
             raise UsageError(
-                f"{name}={value!r} beside {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
-                "it is said twice",
+                f"{name}={value!r} and {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
+                "the setting is given twice",
                 fix=f"leave out {name}",
             )
         options = options._replace(**{place: replace(group, **{field: value})})

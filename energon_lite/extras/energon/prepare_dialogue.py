@@ -190,7 +190,7 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     for number, name in enumerate(names):
         fields = sample_fields(name) if name in SAMPLE_TYPES else []
         labels = [field.name if is_required(field) else f"[{field.name}]" for field in fields]
-        other = "a dict of all parts" if name == CRUDE else "no fields of its own; not to be chosen"
+        other = "a dict of all parts" if name == CRUDE else "no fields of its own; cannot be chosen"
         click.echo(f"  {number:>2}. {name} ({', '.join(labels) or other})")
 
     def use(answer: str) -> str:

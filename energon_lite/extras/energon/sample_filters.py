@@ -101,7 +101,7 @@ class SampleFilter:
         """Return a mask of the kept samples, ``[n]``, from the values of the columns.
 
         Raises:
-            UsageError: the text is no condition on each sample.
+            UsageError: the text is not a condition on each sample.
         """
         try:
             with np.errstate(all="ignore"):
@@ -109,7 +109,7 @@ class SampleFilter:
         except (TypeError, OverflowError, ZeroDivisionError, ValueError) as error:
             raise UsageError(f"the filter {self.text!r} cannot be computed: {error}", fix=_FIX) from None
         if kept.dtype != bool or kept.ndim != 1:
-            raise UsageError(f"the filter {self.text!r} is no condition on each sample", fix=_FIX)
+            raise UsageError(f"the filter {self.text!r} is not a condition on each sample", fix=_FIX)
         return kept
 
     def opened(
@@ -151,7 +151,7 @@ class SampleFilter:
             computed = _compiled(ast.parse(self.text.strip(), mode="eval").body, names)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
-            raise UsageError(f"this is no filter: {self.text[:80]!r}: {why}", fix=_FIX) from None
+            raise UsageError(f"this is not a filter: {self.text[:80]!r}: {why}", fix=_FIX) from None
         if not names:
             raise UsageError(f"the filter {self.text!r} names no column", fix=_FIX)
         return computed, tuple(sorted(names))
@@ -273,7 +273,7 @@ def build_filter_index(
 
     Raises:
         UsageError: the numbers do not ascend, or exceed the samples; or the index exists already.
-        DatasetError: the path is no prepared data set.
+        DatasetError: the path is not a prepared data set.
 
     Example:
         >>> lengths = source.column("length")
@@ -287,13 +287,13 @@ def build_filter_index(
     given = len(indexes) if isinstance(indexes, (Sequence, np.ndarray)) else len(kept)
     if len(kept) != given or (len(kept) and not (kept[0] >= 0 and kept[-1] < len(index) and (np.diff(kept) > 0).all())):
         raise UsageError(
-            f"the numbers for the filter {filter_name!r} are not those of samples, each once and in order",
+            f"the numbers for the filter {filter_name!r} are not sample numbers in ascending order",
             where=root,
             fix=f"give ascending integers from 0 to {len(index) - 1}",
         )
     if not overwrite and (os.path.exists(json_path) or os.path.exists(index_path)):
         raise UsageError(
-            f"there is a filter {filter_name!r} already",
+            f"the filter {filter_name!r} exists already",
             where=json_path,
             fix="give overwrite=True, or --force-overwrite",
         )
@@ -373,7 +373,7 @@ def _counts(path: str) -> dict[str, int]:
     counts = document.get("filtered_shard_counts") if isinstance(document, dict) else None
     if not isinstance(counts, dict) or document.get("version") != _INDEX_VERSION:
         raise DataIndexError(
-            f"this is no filter index of version {_INDEX_VERSION}",
+            f"this is not a filter index of version {_INDEX_VERSION}",
             where=path,
             fix="make it again with build_filter_index",
         )

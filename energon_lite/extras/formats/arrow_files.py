@@ -62,7 +62,7 @@ class ParquetTable:
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         self.group_rows = [group.num_rows for group in groups]
         if any(rows < 0 for rows in self.group_rows):
-            raise ValueError("a row group has fewer than no rows")
+            raise ValueError("a row group has a negative number of rows")
         self.names: tuple[str, ...] = tuple(found.schema.to_arrow_schema().names)
         self.column_bytes = dict.fromkeys(self.names, 0)
         for group in groups:

@@ -165,7 +165,7 @@ def convert_dataset(
 
     job = ShardedJob(work, units, ranks=ranks, workers=workers, alone=0.5, where=root, tick=tick)
     job.run()
-    job.raise_errors(DatasetError, "be made", "start again: what is done stays")
+    job.raise_errors(DatasetError, "be made", "start again; finished shards are kept")
     tables = [job.done[unit] for unit in units if unit in job.done]
     samples = sum(table["samples"] for table in tables)
     size = sum(table["size"] for table in tables)
@@ -193,8 +193,8 @@ def _begin(target: str, root: str, work: _Shards, settings: str, force_overwrite
     there = [name for name in (os.listdir(root) if os.path.isdir(root) else []) if name != WORK_FOLDER]
     is_ours = _read_json(marker) is not None or _read_json(_done_path(target, root)) is not None
     if (there or os.path.isfile(target)) and not (is_ours and force_overwrite):
-        what = "this conversion was begun with other settings or data" if is_ours else "there is something here already"
-        fix = "give another folder" + (", or --force-overwrite to begin anew" if is_ours else "")
+        what = "this conversion was begun with other settings or data" if is_ours else "the target exists already"
+        fix = "give another folder" + (", or --force-overwrite to start from the beginning" if is_ours else "")
         raise UsageError(what, where=target, fix=fix)
     remove_if_there(_done_path(target, root))
     for name in glob.glob(os.path.join(glob.escape(root), "shard-[0-9]*.*")):

@@ -84,9 +84,9 @@ def _fields(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"line {number} is no JSON: {error}", where=path, fix="correct or remove the line") from None
+        raise UsageError(f"line {number} is not JSON: {error}", where=path, fix="correct or remove the line") from None
     if not isinstance(fields, dict):
-        raise UsageError(f"line {number} is no JSON object", where=path, fix="correct or remove the line")
+        raise UsageError(f"line {number} is not a JSON object", where=path, fix="correct or remove the line")
     return fields
 
 
@@ -132,7 +132,7 @@ def as_json(name: str, value: Any, where: str) -> Any:
     if isinstance(value, bytes):
         if extension_of(name) not in _DECODED | _JSON:
             raise UsageError(
-                f"part {name!r} is of bytes, which JSON does not have",
+                f"part {name!r} is bytes, which JSON cannot hold",
                 where=where,
                 fix=f"leave it out (--without {name}), or convert to tar, mds or parquet",
             )
@@ -150,7 +150,7 @@ def _plain(name: str, value: Any, where: str) -> Any:
     if type(value).__name__ in ("Decimal", "datetime", "date", "time", "timedelta", "UUID"):
         return str(value)
     raise UsageError(
-        f"part {name!r} is a {type(value).__name__}, which has no place there",
+        f"part {name!r} is a {type(value).__name__}, which the format cannot hold",
         where=where,
         fix=f"leave it out: --without {name}",
     )

@@ -335,7 +335,7 @@ def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None
         shards.append(_Shard(raw["basename"], int(raw["bytes"]), zipped, int(entry["samples"])))
         own_columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
         if columns and own_columns != columns:
-            raise ValueError("the shards have not the same columns")
+            raise ValueError("the shards do not have the same columns")
         columns = own_columns
     if any(shard.samples < 0 or shard.size < 0 for shard in shards):
         raise ValueError("negative sizes")

@@ -64,7 +64,7 @@ class MegatronSource:
 
     Raises:
         MissingShardError: one of the files does not exist.
-        ShardFormatError: the ``.idx`` is no such file, or truncated; or the ``.bin`` is shorter than the index states.
+        ShardFormatError: the ``.idx`` is not such a file, or cut short; or the ``.bin`` is too short for it.
 
     Example:
         >>> source = MegatronSource("data/text_document")
@@ -132,7 +132,7 @@ class MegatronSource:
         """
         if name != "length":
             raise DataIndexError(
-                f"the data set has no column {name!r}", where=self.path, fix="length_column='length' is the tokens"
+                f"the data set has no column {name!r}", where=self.path, fix="length_column='length' counts tokens"
             )
         arrays = self._arrays()
         if not self._by_document:
@@ -182,12 +182,12 @@ class MegatronSource:
             ends = arrays.pointers + arrays.lengths.astype(np.int64) * item
             if int(ends.max()) > size:
                 raise ShardFormatError(
-                    f"the file has {size} bytes, but its .idx speaks of {int(ends.max())}",
+                    f"the file has {size} bytes, but its .idx needs {int(ends.max())}",
                     where=f"{self.path}.bin",
                     fix="restore or download it again",
                 )
             if self._by_document and (ends[:-1] != arrays.pointers[1:]).any():
-                raise self._damaged("sequences do not follow each other, so documents are not of one piece")
+                raise self._damaged("sequences do not follow each other, so documents are not contiguous")
 
     def _digest(self) -> str:
         arrays, size = self._arrays(), self._shard[1].size
@@ -202,5 +202,5 @@ class MegatronSource:
 
     def _damaged(self, what: str) -> ShardFormatError:
         return ShardFormatError(
-            f"this is no .idx file of Megatron: {what}", where=self._index_path, fix="restore or make it again"
+            f"this is not an .idx file of Megatron: {what}", where=self._index_path, fix="restore or make it again"
         )

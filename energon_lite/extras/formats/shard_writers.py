@@ -56,7 +56,7 @@ class ShardWriter(ABC):
 
     def _unlike(self, key: str, what: str) -> UsageError:
         return UsageError(
-            f"sample {key!r} is not like those at the beginning: {what}",
+            f"sample {key!r} differs from the first samples: {what}",
             where=self.where,
             fix="look at more of them (--look 100000), or leave the part out (--without NAME)",
         )
@@ -150,7 +150,7 @@ class ParquetRows(ShardWriter):
         columns = []
         for key, parts in rows:
             if others := parts.keys() - self._columns.keys():
-                raise self._unlike(key, f"it has {sorted(others)[0]!r}, too")
+                raise self._unlike(key, f"it also has {sorted(others)[0]!r}")
         for name, field in zip(self._columns, self.schema, strict=True):
             values = [_for_table(name, parts.get(name)) for _, parts in rows]
             try:
@@ -158,7 +158,7 @@ class ParquetRows(ShardWriter):
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 what = " ".join(str(error).split())[:200]
                 raise self._unlike(
-                    rows[0][0], f"{field.name!r} of it or of one behind it is no {field.type}: {what}"
+                    rows[0][0], f"{field.name!r} of it or of a later sample is not {field.type}: {what}"
                 ) from None
         return pa.Table.from_arrays(columns, schema=self.schema)
 

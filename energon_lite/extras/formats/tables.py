@@ -172,7 +172,7 @@ class TableSource:
             if set(file.names) != set(first.names):
                 others = sorted(set(file.names) ^ set(first.names))
                 raise DatasetError(
-                    f"the files have not the same columns: {listed(others)} are in one only",
+                    f"the files do not have the same columns: {listed(others)} are in one only",
                     where=file.path,
                     fix=f"make it like {first.path}, or read it as a data set of its own",
                 )

@@ -86,7 +86,7 @@ class DataIterator:
                 return batch
             self._batches = iter(self.loader) if self.cyclic else None
         if self.cyclic:
-            raise UsageError(f"there is no batch in a pass of {self.loader}", fix="give it more samples")
+            raise UsageError(f"a pass of {self.loader} has no batch", fix="give it more samples")
         raise StopIteration
 
     def __len__(self) -> int:
@@ -136,12 +136,12 @@ def data_iterators(
         loader = SavableDataLoader(data) if isinstance(data, SavableDataset) else data
         place, rest = divmod(consumed, micro_batch_size)
         if rest:
-            raise UsageError(f"{consumed} samples were consumed, and a micro-batch has {micro_batch_size}")
+            raise UsageError(f"{consumed} consumed samples do not fill micro-batches of {micro_batch_size}")
         if saved is not None:
             loader.restore_state_rank(saved)
             position = loader.state_dict()["position"]
             if position != place and loader.dataset.resolved.is_endless:
-                raise StateMismatchError(f"the saved loader is at micro-batch {position}, and the run at {place}")
+                raise StateMismatchError(f"the saved loader is at micro-batch {position}, but the run is at {place}")
         elif place and (in_training or not isinstance(loader.dataset.resolved, LaneDataset)):
             loader.restore_state_rank(loader.state_at(place))
         return DataIterator(loader, cyclic=cyclic)

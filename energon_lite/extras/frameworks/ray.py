@@ -52,7 +52,7 @@ class DataReference:
         return DataReference, (self.function, self.arguments, self.fingerprint)
 
     def opened(self) -> OpenedData:
-        """Open the data set in this process. Forked processes open it anew, so as not to share files or locks."""
+        """Open the data set in this process. Forked processes open it again, and share no files or locks."""
         return _opened(self, os.getpid())
 
 
@@ -201,7 +201,7 @@ class SampleKeys:
             UsageError: ``count`` is not positive.
         """
         if count < 1:
-            raise UsageError(f"{count} keys are asked for", fix="ask for at least 1")
+            raise UsageError(f"{count} keys were requested", fix="request at least 1")
         state, first = self._state, self._state["position"]
         if self._is_at_end:
             state, first = state | {"pass_number": state["pass_number"] + 1, "position": 0}, 0

@@ -77,7 +77,7 @@ class TrainerLoader:
             given = get_savable_loader(given)
         if not isinstance(given, SavableDataLoader):
             raise UsageError(
-                f"a trainer's data of a {type(given).__name__}", fix="give what get_savable_loader returned"
+                f"the trainer's data is a {type(given).__name__}", fix="give what get_savable_loader returned"
             )
         self.loader = given
         config = given.worker_config
@@ -86,7 +86,7 @@ class TrainerLoader:
             raise TopologyError(
                 f"the loader is made for rank {config.rank} of {config.world_size}, and this process is rank {rank} of "
                 f"{world_size}",
-                fix="make it when the trainer's process group is there, with WorkerConfig.default_worker_config()",
+                fix="make it after the trainer's process group, with WorkerConfig.default_worker_config()",
             )
         settings, state = given.config()["settings"], given.state_dict()
         is_fixed = state["kind"] == "planned" and "place" not in state

@@ -65,7 +65,7 @@ class TrainerInputs:
             rows = loader.batches.rows
             if rows not in (None, batch_size):
                 raise UsageError(
-                    f"batches have {rows} samples, and the trainer believes that they have {batch_size}",
+                    f"batches have {rows} samples, but the trainer assumes {batch_size}",
                     fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
                 )
         return self._loaders[id(data)]
@@ -126,7 +126,7 @@ def read_json(path: Path) -> Any:
         raise StateError(
             f"the checkpoint cannot be resumed: {error}",
             where=str(path),
-            fix="give another one; or ignore_data_skip=True among the arguments, to begin the data anew",
+            fix="give another one; or ignore_data_skip=True among the arguments, to start the data from the beginning",
         ) from error
 
 

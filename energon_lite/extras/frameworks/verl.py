@@ -100,7 +100,7 @@ class AddressDataset(Dataset[dict[str, Any]]):
         options: Mapping[str, Any] = (config or {}).get("energon_lite") or {}
         if not options.get("open"):
             fix = "add +data.energon_lite.open=my_data:open_prompts, a function of data.train_files"
-            raise UsageError("nothing says how samples are opened", where="data.energon_lite.open", fix=fix)
+            raise UsageError("data.energon_lite.open is missing", where="data.energon_lite.open", fix=fix)
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.keys = SampleKeys(options["open"], *files)
         self.columns = [*options.get("columns", ("raw_prompt", "reward_model"))]
@@ -120,7 +120,7 @@ class AddressDataset(Dataset[dict[str, Any]]):
             return [self._row(number, self.keys.key(number)) for number in numbers]
         if get_worker_info() is not None:
             fix = "set it to 0: nothing is read here, so there is nothing for workers to do"
-            raise UsageError("each worker would hand out it all", where="data.dataloader_num_workers", fix=fix)
+            raise UsageError("each worker would deliver all samples", where="data.dataloader_num_workers", fix=fix)
         first = self.keys.state_dict()["position"]
         return [self._row(first + place, key) for place, key in enumerate(self.keys.take(len(numbers)))]
 

@@ -128,11 +128,7 @@ def _history_lines(history: SampleHistory) -> Iterator[str]:
         yield f"  ... {left:,} more before these"
     for appearance in history.appearances:
         yield f"  {_where(appearance)}"
-    yield (
-        "  it does not come again as far as one can see"
-        if history.coming is None
-        else f"  next: {_where(history.coming)}"
-    )
+    yield ("  no later appearance is planned" if history.coming is None else f"  next: {_where(history.coming)}")
 
 
 def _where(one: Appearance) -> str:
@@ -150,7 +146,7 @@ def _where(one: Appearance) -> str:
 def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     """Compare a run with its plan: success, lines of text, and plain data."""
     if not run.steps:
-        raise UsageError("a state alone says nothing about steps", fix="give a trainer's output folder, or traces")
+        raise UsageError("a state alone does not record steps", fix="give a trainer's output folder, or traces")
     steps = [step for step in run.steps if until is None or step.step <= until]
     planned = run.planned()
     known = [step for step in steps if planned.known(step)]
@@ -172,7 +168,7 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
         lines += [line for fault in faults[:_SHOWN] for line in _fault_lines(fault, planned)]
         lines += ["... and more of them"] if len(faults) > _SHOWN else []
     else:
-        lines.append("each had just the samples that were planned for it")
+        lines.append("each had exactly the samples that were planned for it")
     plain = {"steps": len(known), "chain": chain, "missing": gaps, "faults": [_plain_fault(fault) for fault in faults]}
     return not faults and chain is None and not gaps, lines, plain
 
@@ -208,9 +204,9 @@ def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
     elif fault.lost:
         yield f"  {named(fault.lost)} was lost"
     elif fault.added:
-        yield f"  {named(fault.added)} came once more than planned"
+        yield f"  {named(fault.added)} was used once more than planned"
     else:
-        yield "  more than one sample is another one, or one that is nowhere near"
+        yield "  several samples differ, or a sample that is not planned nearby"
 
 
 def _plain_fault(fault: Fault) -> dict[str, Any]:
@@ -221,7 +217,7 @@ def _plain_fault(fault: Fault) -> dict[str, Any]:
 def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], Any]:
     """Compare two runs: success, lines of text, and plain data."""
     if not ours.steps or not theirs.steps:
-        raise UsageError("a state alone says nothing about steps", fix="give trainers' output folders, or traces")
+        raise UsageError("a state alone does not record steps", fix="give trainers' output folders, or traces")
     difference = first_difference(ours.steps, theirs.steps)
     title = f"{ours.name} ({_first_and_last(ours.steps)}) and {theirs.name} ({_first_and_last(theirs.steps)})"
     if isinstance(difference, int):
@@ -260,7 +256,7 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
             for line in _fault_lines(explain(planned, whole, difference), planned):
                 yield f"{run.name}: {line.strip()}"
         else:
-            yield f"{run.name}: just the samples that were planned"
+            yield f"{run.name}: exactly the samples that were planned"
         batches = planned.addresses(whole.pass_number, whole.first, whole.stop)
         sets.append({tuple(address) for addresses in batches for address in addresses})
         names.append(planned.dataset.leaves)

@@ -65,7 +65,7 @@ class PlannedSteps:
         dataset = dataset.resolved.at(state)
         if not isinstance(dataset, PlannedDataset):
             raise UsageError(
-                "what is in a step is decided by the hooks when they run, and not planned",
+                "the samples of a step are not planned: hooks decide them when they run",
                 fix="compare two runs with each other",
             )
         self.dataset = dataset
@@ -226,7 +226,7 @@ class AuditedRun:
             return dataset_of_state(self.state, self.data, **self.options)
         if self.checkpoint is None:
             raise UsageError(
-                f"what {self.name} was trained on is not known",
+                f"the data of {self.name} is unknown",
                 fix="give the output folder of a trainer that has a checkpoint; or --data, and --state of its loader",
             )
         from energon_lite.trainer import config_from_dict, training_dataset
@@ -258,7 +258,7 @@ class AuditedRun:
             if step is None and known is not None:
                 return known
             raise StateError(
-                f"where the loader was after step {step} is known to its state only",
+                f"only the loader's state tells its position after step {step}",
                 fix="give that with --state, or leave out --until",
             )
         state: State = dataset.state_at(at.stop)

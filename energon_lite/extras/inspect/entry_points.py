@@ -22,22 +22,22 @@ COMMANDS = {
     ),
     "tune": Command(
         "energon_lite.extras.inspect.tune_command:command",
-        "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
+        "Find the number and kind of workers that load a data set fastest on this machine.",
         _GROUP,
     ),
     "trace": Command(
         "energon_lite.extras.inspect.trace:command",
-        "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
+        "Show a loader's trace: time by stage, slow samples, uses of a sample; export it for Perfetto.",
         _GROUP,
     ),
     "audit": Command(
         "energon_lite.extras.inspect.audit:command",
-        "Was this sample trained on, and when? Had a run the samples that were planned, or those of another run?",
+        "Show when a sample was trained on; compare a run with its plan, or with another run.",
         _GROUP,
     ),
     "analyze-debug": Command(
         "energon_lite.extras.inspect.analyze_debug:command",
-        "Draw a picture of traces: which sample was seen when.",
+        "Draw traces as a picture: samples against steps.",
         _GROUP,
     ),
 }

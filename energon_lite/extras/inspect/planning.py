@@ -155,7 +155,7 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         raise EmptyDatasetError("there are no lengths", where=path)
     if keys is not None and len(keys) != len(lengths):
         raise UsageError(
-            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give one for each sample"
+            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give a key length for each sample"
         )
     if not options["in_order"]:
         order = permute_array(np.arange(len(lengths)), len(lengths), hash_ints(options["seed"]))
@@ -191,7 +191,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
 
     Raises:
         UsageError: the file is no list of lengths.
-        DatasetError: the folder is no prepared data set, or lacks the column.
+        DatasetError: the folder is not a prepared data set, or lacks the column.
     """
     path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):

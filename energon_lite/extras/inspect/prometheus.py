@@ -171,13 +171,13 @@ class PrometheusEndpoint:
         self._labels = {name: str(value) for name, value in (labels or {}).items()}
         for name in self._labels:
             if not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name == "name":
-                raise UsageError(f"{name!r} is no name of a label", fix="letters, digits and _, and not 'name'")
+                raise UsageError(f"{name!r} is not the name of a label", fix="letters, digits and _, and not 'name'")
 
         try:
             self._server = _Server((host, port))
         except (OSError, OverflowError) as error:
             raise UsageError(
-                f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                f"metrics cannot be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
                 fix="give another port, or 0 for any that is free",
             ) from None
         self.url = f"http://{host}:{self._server.server_address[1]}{_PATH}"

@@ -97,7 +97,7 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
         if ((pass_number, position) < behind and (pass_number, position) not in done) or not steps:
             missing = min(set(range(world)) - digests[pass_number, position, world].keys())
             raise UsageError(
-                f"at micro-batch {position} there is nothing of rank {missing} of {world}",
+                f"at micro-batch {position} rank {missing} of {world} has no trace",
                 fix="give the traces of all data-parallel ranks",
             )
     if not steps:

@@ -169,7 +169,7 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     """
     runs, unread = read_runs(files)
     if unread:
-        click.secho(f"{counted(unread, 'line')} left out: not to be read", fg="yellow", err=True)
+        click.secho(f"{counted(unread, 'line')} left out: unreadable", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
     sightings_of_keys = [sightings(runs, key) for key in keys]

@@ -127,11 +127,11 @@ def _report(found: Tuning, bounds: Bounds) -> str:
         short = best.batches / bounds.batches
         text.append(f"That is {100 * short:.0f} % of what the training could take: the loader will be the limit.")
     if best.limit is not None and best.limit["limit"] != "trainer":
-        text.append(f"What limits the loader then: {best.limit['limit']}.")
+        text.append(f"The loader is then limited by {best.limit['limit']}.")
     if found.spread > _QUIET:
         text.append(
-            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, or a few "
-            "samples take much longer than the rest. Stop what else runs on it, or give more --seconds, and try again."
+            f"Measurements of the same setting differed by {100 * found.spread:.0f} %: others use this machine, or "
+            "a few samples take much longer than the rest. Stop other programs, or give more --seconds, and try again."
         )
     return "\n".join(text)
 

@@ -375,7 +375,7 @@ def part_decoder(settings: DecoderSettings) -> AVWebdatasetDecoder | None:
 def _check_ranges(ranges: Ranges) -> None:
     for start, stop in ranges:
         if not 0 <= start <= stop or start == math.inf:
-            raise UsageError(f"the range ({start}, {stop}) of a clip is none", fix="give 0 <= start <= end")
+            raise UsageError(f"the range ({start}, {stop}) of a clip is reversed", fix="give 0 <= start <= end")
 
 
 def _portable(stream: Any) -> Any:

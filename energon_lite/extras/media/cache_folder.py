@@ -109,7 +109,7 @@ class CacheFolder:
         if self._is_ours:
             status = os.lstat(self.parent)
             if status.st_uid != self._user or not os.path.isdir(self.parent) or os.path.islink(self.parent):
-                raise OSError(errno.EPERM, "it belongs to somebody else")
+                raise OSError(errno.EPERM, "it belongs to another user")
 
     def reserve(self, size: int, most_bytes: int, most_files: int) -> str | None:
         """Count a file of this size if there is space for it; return the folder to write it to, or None.

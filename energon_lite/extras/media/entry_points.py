@@ -8,7 +8,7 @@ METADATASET_KEYS = {"aux": "energon_lite.extras.media.system_store:open_stores"}
 COMMANDS = {
     "prepare-media": Command(
         "energon_lite.extras.media.prepare_media_command:command",
-        "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
+        "Store metadata of images, audio and video: sizes, durations, rates.",
         _GROUP,
     ),
     "mount": Command(

@@ -107,7 +107,7 @@ class CacheFileLazy(Lazy[T]):
             try:
                 raw = self.cache_path.read_bytes()
             except FileNotFoundError:
-                raise UsageError(f"{self.fname!r} was put aside in a cache pool that is closed") from None
+                raise UsageError(f"{self.fname!r} was stored in a cache pool that is closed") from None
             self._data = pickle.loads(raw)  # written by this user, in a private folder
             self._drop()
         return self._data

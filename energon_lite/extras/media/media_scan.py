@@ -398,7 +398,7 @@ def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:
         ]
     if not names:
         raise EmptyDatasetError(
-            "no file in the folder is a medium" + (f", but {shards} are shards" if shards else ""),
+            "no file in the folder is an image, audio or video" + (f", but {shards} are shards" if shards else ""),
             where=root,
             fix="run `energon-lite prepare` first" if shards else "give other patterns, or --media-metadata-by-header",
         )

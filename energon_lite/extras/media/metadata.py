@@ -152,7 +152,7 @@ def deserialize_media_metadata(
         kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
         payload = json.loads(metadata_json) if metadata_json else {}
         if not isinstance(payload, dict):
-            raise _Unknown("media metadata is no JSON object", fix=_FIX)
+            raise _Unknown("media metadata is not a JSON object", fix=_FIX)
         return kind.from_dict(payload)
     except _Unknown as error:
         raise _Unknown(error.what, where=where, fix=_FIX) from None

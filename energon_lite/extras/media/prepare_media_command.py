@@ -70,7 +70,7 @@ def command(
     media = _media_filter(given)
     if media is None:
         raise UsageError(
-            "which files are media is not said",
+            "no rule that finds media is given",
             fix="add --media-metadata-by-extension, --media-metadata-by-header, or --media-metadata-by-glob '*.mp4'",
         )
     _extract(local_dataset(path, "prepare-media"), media, ranks, num_workers, show_progress, tmp_path)

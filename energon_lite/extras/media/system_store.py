@@ -142,7 +142,7 @@ class ByteRangeStore(SystemFileStore):
         offset, colon, size = numbers.partition(":")
         if not (mark and colon and offset.isdecimal() and size.isdecimal()):
             raise MissingEntryError(
-                f"{key!r} is no piece of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
+                f"{key!r} is not a part of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
             )
         return name, int(offset), int(size)
 
@@ -150,7 +150,7 @@ class ByteRangeStore(SystemFileStore):
         return f"ByteRangeStore({self.base_dir})"
 
 
-#: Store types of the references that are no data sets.
+#: Store types of the references that are not data sets.
 _KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
 
 

@@ -151,7 +151,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         split = split_member_name(key)
         if split is None:
             raise MissingEntryError(
-                f"{key!r} is no name of a part", where=self.get_path(), fix="write the sample's key, a dot, the part"
+                f"{key!r} is not the name of a part", where=self.get_path(), fix="write the sample's key, a dot, a part"
             )
         return self._sample(split[0]), split[1]
 

@@ -112,7 +112,7 @@ class Fetches:
         self.hedged = 0
 
     def _begin(self) -> None:
-        """Create threads, locks and queues anew: they do not survive a fork."""
+        """Create threads, locks and queues again: they do not survive a fork."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Fetch] = SimpleQueue()

@@ -127,7 +127,7 @@ def are_current(url: str, told: Sequence[int], version: int) -> bool:
             "the object was replaced while it was in use: it has another ETag, or time of change, than when it was "
             "opened",
             where=url,
-            fix="restore it, or prepare the data set anew if need be, and start the run again; if it was not replaced, "
+            fix="restore it, or prepare the data set again, and start the run again; if it was not replaced, "
             "give all servers behind this address the same ETags",
         )
     return bool(same)

@@ -246,7 +246,7 @@ def check_writable(url: str, name: str) -> None:
         DatasetError: the store does not answer.
     """
     scheme = url.partition("://")[0]
-    what = f"nothing can be written behind {scheme}://"
+    what = f"{scheme}:// cannot be written to"
     fix = "prepare a local copy and upload .nv-meta and the .tar.idx files with the shards, or give the store's own URL"
     if scheme in _READ_ONLY:
         raise UsageError(what, where=url, fix=fix)
@@ -279,7 +279,7 @@ def put_file(url: str, name: str, source: str) -> None:
         fs.invalidate_cache()
         size, there = os.path.getsize(source), fs.info(f"{base}/{name}").get("size")
         if there is not None and int(there) != size:
-            raise OSError(f"{there} bytes have arrived instead of {size}")
+            raise OSError(f"{there} bytes were written instead of {size}")
 
     tried(put, url, name)
 

@@ -245,7 +245,7 @@ class _Folder:
                 return data
             self.damaged += 1
             if self.damaged == 1:
-                _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
+                _log.warning("a range in the cache folder is damaged, it is fetched again (logged once): %s", path)
             os.unlink(path)
         return None
 

@@ -194,7 +194,7 @@ class _Connection(asyncio.Protocol):
             self._left = self._size + end - len(data)
             self._parts.append(data[end:])
         if self._left < 0:
-            self.give_up(UnusualAnswer("more bytes than it said"))
+            self.give_up(UnusualAnswer("more bytes than announced"))
         elif not self._left:
             self._answer = None
             if self._is_last:
@@ -221,7 +221,7 @@ class _Connection(asyncio.Protocol):
         if self._answer is not None:
             stale = self._uses > 1 and not self._head and not self._parts
             kind = _Stale if stale else ConnectionResetError
-            self.give_up(kind(errno.ECONNRESET, f"the connection was closed: {error or 'the answer is not whole'}"))
+            self.give_up(kind(errno.ECONNRESET, f"the connection was closed: {error or 'the answer is incomplete'}"))
         self._transport = None
 
     def give_up(self, error: Exception) -> None:

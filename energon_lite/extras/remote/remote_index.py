@@ -183,7 +183,7 @@ def _remove_older(path: str) -> None:
 
 
 def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
-    _log.warning("%s has no packed index: making one of what is beside its %d shards", root, len(counts))
+    _log.warning("%s has no packed index: making one from the files next to its %d shards", root, len(counts))
     with ThreadPoolExecutor(_TOGETHER, "energon-lite-index") as pool:
 
         def each(work: Callable[[U], T], units: Iterable[U]) -> list[T]:

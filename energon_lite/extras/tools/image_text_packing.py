@@ -147,7 +147,7 @@ class ImageTextTaskEncoder(TaskEncoder):
             counted += [counts] * len(made)
         counted += counted[-1:]  # the end counts if the piece before it does
         if not any(counted[1:]):
-            raise SkipSample("nothing in it that the loss would count")
+            raise SkipSample("no token of it counts in the loss")
         row, labels, mask = next_token_pairs(torch.tensor([*tokens, self.end_token]), torch.tensor(counted))
         media: dict[str, Any] = {}
         if images:

@@ -104,7 +104,7 @@ def build_blend_index(
         return data_set, sample
     final = os.path.abspath(os.fspath(path))
     if os.path.exists(final):
-        raise UsageError("there is something at this path already", where=final, fix="remove it, or give another path")
+        raise UsageError("the path exists already", where=final, fix="remove it, or give another path")
     wait = barrier or (lambda: None)
     unfinished = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.unfinished")
     paths = [os.path.join(unfinished, name) for name in (DATASET_INDEX, SAMPLE_INDEX)]
@@ -230,7 +230,7 @@ def _fill(files: Sequence[tuple[int, int]], recipe: Recipe, first: int, stop: in
     """
     for start, columns in _chunks(recipe, first, stop):
         if parent is not None and os.getppid() != parent:
-            raise SystemExit("the process that asked for this is gone")
+            raise SystemExit("the process that requested this has ended")
         for (file, offset), values in zip(files, columns, strict=True):
             rest, place = values.tobytes(), offset + start * values.itemsize
             while rest:
@@ -289,7 +289,7 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
             if child.wait():
                 raise WorkerError(
                     f"a process that writes arrays ended with {child.returncode}\n{words}",
-                    fix="see what it said; if memory was short, use fewer workers",
+                    fix="see its output; if memory was short, use fewer workers",
                 )
 
 

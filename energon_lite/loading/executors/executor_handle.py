@@ -83,7 +83,7 @@ class OwnWatchdog:
             frame = sys._current_frames().get(self._watched)
             stack = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
             logger.warning(
-                "this process, which makes batches itself (num_workers=0), has been at one for longer than %g s%s\n%s",
+                "this process, which makes batches itself (num_workers=0), has made one for longer than %g s%s\n%s",
                 self._seconds,
                 ", and there is no worker to be replaced" if self._on_timeout == "replace" else "",
                 stack,

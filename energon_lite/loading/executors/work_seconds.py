@@ -241,13 +241,13 @@ def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
     if more:
         return more
     cheaper = "smaller pictures, fewer parts" if limit == "decoding" else "`energon-lite trace` names the slow samples"
-    return f"less work ({cheaper}), or more cores: all {setup.cores} are at it"
+    return f"less work ({cheaper}), or more cores: all {setup.cores} are busy"
 
 
 def _transport_advice(setup: LoaderSetup) -> str:
     smaller = "smaller batches, or smaller types in them (bytes for pixels)"
     if not setup.workers:
-        return f"num_workers: 0 -> 1, which puts batches together beside the trainer, or {smaller}"
+        return f"num_workers: 0 -> 1, which makes batches while the trainer computes, or {smaller}"
     if setup.has_processes:
         return f"{smaller}, or start_method='thread', which shares memory"
     return smaller

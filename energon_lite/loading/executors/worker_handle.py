@@ -178,8 +178,8 @@ def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
         worker.process.kill()
     for worker in _outlasting(left, _KILLED):
         logger.warning(
-            "%s was killed, and is not gone: it waits for the system (a file server that does not answer?); it is left "
-            "to itself",
+            "%s was killed but has not ended: it waits for the system (a file server that does not answer?); it is "
+            "abandoned",
             worker,
         )
         # multiprocessing would wait for it at the end of this process, and has no public way to prevent that.

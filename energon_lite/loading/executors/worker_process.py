@@ -199,7 +199,7 @@ def serve(
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or has ended
     except Exception:
-        logger.exception("a worker ends, by an error that is none of a job")
+        logger.exception("a worker ends because of an error outside of its jobs")
         code = 1
     if services.cache_pool is not None:
         services.cache_pool.close()

@@ -96,7 +96,7 @@ def gather_states(state: Any, config: WorkerConfig) -> list[Any]:
     if missing := sorted(set(range(config.world_size)) - set(ranks)):
         raise TopologyError(
             f"no process is data-parallel rank {listed(missing)} of {config.world_size}; the processes are ranks "
-            f"{listed(ranks)}: some have the same batches, and other batches come nowhere",
+            f"{listed(ranks)}: some have the same batches, and other batches are never delivered",
             fix="give each its own rank: WorkerConfig.default_worker_config(), or from_mesh for a model in parts",
         )
     return [state for _, state in gathered]

@@ -144,7 +144,7 @@ class SavableDataset:
             UsageError: the number is negative; or batches are content-decided, so that they have no numbers.
         """
         raise UsageError(
-            f"where micro-batch {position} begins is not known before those in front of it are made: hooks decide",
+            f"where micro-batch {position} begins is unknown until those before it are made: hooks decide",
             fix="restore a state that was saved there",
         )
 

@@ -117,7 +117,7 @@ class Identity:
             differences = [f"fingerprint: {saved['fingerprint']} in the state, {self.fingerprint} here"]
         raise StateMismatchError(
             "the state belongs to another run:\n" + "\n".join(f"    {difference}" for difference in differences),
-            fix="build the loader as it was when the state was saved, or start afresh",
+            fix="build the loader as it was when the state was saved, or start without the state",
         )
 
     def _setting_differences(self, saved: Mapping[str, Any]) -> list[str]:

@@ -132,7 +132,7 @@ class LaneDataset(SavableDataset):
         stride = self.stride(cursor.lanes)
         for at in cursor.at.values():
             if at.tails and not self.plan.carries:
-                raise StateError("the state is damaged: chunks that hand nothing over have tails", fix="use another")
+                raise StateError("the state is damaged: chunks without carry have tails", fix="use another")
             for number, place in ((at.chunk, at.place), *at.tails, *at.begins):
                 if not self.plan.is_behind(number, place.unit, stride):
                     raise damaged("cursors", f"chunk {number} begins at position {place.unit}")
@@ -157,8 +157,8 @@ class LaneDataset(SavableDataset):
         other = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})
         if other.fingerprint == state["identity"].get("fingerprint"):
             raise StateMismatchError(
-                f"batch_size: {size} in the state, {here} here; hooks make the batches, so nobody knows where one of "
-                f"{here} begins",
+                f"batch_size: {size} in the state, {here} here; hooks make the batches, so the place of a batch of "
+                f"{here} is unknown",
                 fix=f"go on with batch_size={size}; or begin behind the chunks that were begun, with "
                 f"`energon-lite checkpoint rebase --batch-size {here} --give-up`, which says what is passed over",
             )
@@ -231,7 +231,7 @@ class LaneDataset(SavableDataset):
         if self.loop_length:
             return self.loop_length
         raise UnknownLengthError(
-            "how many batches there are is not known before the hooks have run",
+            "the number of batches is unknown until the hooks have run",
             fix="give virtual_epoch_length; or count while you iterate",
         )
 

@@ -75,7 +75,7 @@ class LaneIterator(DatasetIterator):
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         raise UsageError(
-            "which samples a step has is decided by the hooks when they run (they pack, group, or yield any number of "
+            "the samples of a step are decided by the hooks when they run (they pack, group, or yield any number of "
             "samples)",
             fix="look at the batch itself: restore_sample(batch.__restore_key__); or measure the lengths, and have "
             "batches planned by tokens (batching=...)",
@@ -129,7 +129,7 @@ class LaneIterator(DatasetIterator):
         group = self._config.data_parallel_group
         if not self._reads:
             raise UsageError(
-                "a rank that loads no data cannot know how many batches a pass has whose content decides",
+                "a rank that loads no data cannot know the number of batches of a content-decided pass",
                 fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
             )
         if not self._left:

@@ -182,7 +182,7 @@ class LoopedIterator(DatasetIterator):
             raise TopologyError(
                 f"{left} micro-batches are left of a limit that began on {ranks} ranks: they cannot be divided among "
                 f"{self._world}",
-                fix=f"go on with {ranks} ranks, or begin again, without the state",
+                fix=f"go on with {ranks} ranks, or start without the state",
             )
         self._go_to(list(counts), ranks, is_begun=True)
 

@@ -50,8 +50,8 @@ FORMAT = "energon_lite.loader"
 _VERSION = 1
 #: Kinds of states, with their descriptions in messages.
 KINDS = {
-    "planned": "of batches that are planned ahead",
-    "lanes": "of batches whose content decides how many there are",
+    "planned": "of planned batches",
+    "lanes": "of content-decided batches",
 }
 # Exclusive upper bounds of the numbers in a state; above them it is damaged. No run reaches them, and sums of such
 # numbers still fit into 64 bits.
@@ -164,7 +164,7 @@ def checked(state: Any, kind: str | None = None) -> CursorFields:
         raise StateMismatchError(
             f"the state was saved under order version {state.get('order_version')!r}, this energon_lite has "
             f"{ORDER_VERSION}: the same positions would be other samples",
-            fix="resume with the release that saved it, or start afresh",
+            fix="resume with the release that saved it, or start without the state",
         )
     saved_kind = kind_of(state)
     ranks = state.get("ranks")
@@ -233,7 +233,7 @@ def _check_plain(state: Mapping[str, Any]) -> None:
                 raise damaged(at, value)
         elif not (value is None or isinstance(value, (float, str))):
             raise damaged(at, value)
-    raise StateError("the state is damaged: it is nested too deeply, or is no plain data", fix="use another checkpoint")
+    raise StateError("the state is damaged: it is nested too deeply, or not plain data", fix="use another checkpoint")
 
 
 def _shown(value: Any, most: int) -> str:

@@ -149,7 +149,7 @@ def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: st
     if fix is None:
         return None
     what = f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}"
-    what += ", but is no generator function" if type(value) is types.GeneratorType else f", for {whose}"
+    what += ", but is not a generator function" if type(value) is types.GeneratorType else f", for {whose}"
     if type(value) in (types.CoroutineType, types.GeneratorType):
         value.close()  # else Python warns that it was never awaited
     return FatalSampleError(what, where=place_of(function), fix=fix)
@@ -167,7 +167,7 @@ def returned_nothing(
     return FatalSampleError(
         f"{name} {verb} None" + ("" if name == stage else f", in {stage}") + (f", for {whose}" if whose else ""),
         where=place_of(function),
-        fix=f"did you forget `{'return' if verb == 'returned' else 'yield'} ...`, on some way through the hook? To "
+        fix=f"did you forget `{'return' if verb == 'returned' else 'yield'} ...` in a branch of the hook? To "
         "leave a sample out, raise SkipSample",
     )
 

@@ -344,7 +344,7 @@ class JobRunner:
         except (StopIteration, StopAsyncIteration) as error:  # a generator would turn it into another error
             raise FatalSampleError(
                 f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
-                fix="an iterator had no more: give next() a default, or catch this; SkipSample leaves a sample out",
+                fix="an iterator was exhausted: give next() a default, or catch this; SkipSample leaves a sample out",
                 details=hook_traceback(error),
             ) from None
         except FATAL as error:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.batching.best_fit_decreasing import full_packs
-from energon_lite.batching.capacity import at_least_one
-from energon_lite.errors import FatalSampleError, did_you_mean, field_of
+from energon_lite.errors import FatalSampleError, at_least_one, did_you_mean, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
 
@@ -76,7 +75,7 @@ class SampleLength:
         value = _whole(length)
         if value is None or value < 0:
             raise FatalSampleError(
-                f"{what} {length!r}, which is no length",
+                f"{what} {length!r}, which is not a length",
                 where=type(self.encoder).__name__,
                 fix="a length is a whole number, at least 0",
             )

@@ -79,7 +79,7 @@ class MeasuredColumns:
             if file.fits(self._source.index) and not self._is_ours(file):
                 raise UsageError(
                     f"the data set has a column {name!r} already, made by something else, and its folder cannot be "
-                    "written; what is measured now would stand behind it",
+                    "written; it would hide what is measured now",
                     where=file.path,
                     fix="store it under another name: --name mine",
                 )

@@ -138,7 +138,7 @@ def part_columns(
     for name in columns:
         check_column_name(name)
         if name in taken or "." in name or (name == CHECKSUMS and columns[name] != CRC32):
-            raise UsageError(f"--column {name}: no column can be called so here", fix="use another name, without dots")
+            raise UsageError(f"--column {name}: a column cannot have this name", fix="use another name, without dots")
     fields = {name: PartField(source, text, f"--column {name}=") for name, text in columns.items() if name != CHECKSUMS}
     readers = [requested.open(source) for requested in others]
     return PartColumns(source, fields, readers, checksums=CHECKSUMS in columns)

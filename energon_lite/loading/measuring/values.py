@@ -156,7 +156,7 @@ def _checked(name: str, value: Any, where: str) -> Column:
         array = array.astype(np.int64)
     if array.ndim > 2 or array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
         raise FatalSampleError(
-            f"{name!r} is {value!r:.80}, which is no cost",
+            f"{name!r} is {value!r:.80}, which is not a cost",
             where=where,
             fix="give a whole number, at least 0; a list of these; or a list of rows of equally many, as [[h, w], ...]",
         )

@@ -141,8 +141,8 @@ def _to_bytes(state: State, format_: str) -> bytes:
 def _files_of(folder: str) -> list[str]:
     if os.path.exists(os.path.join(folder, ".metadata")):
         raise StateError(
-            "this is a checkpoint of torch.distributed.checkpoint; which of its entries is a loader state is known to "
-            "the program that wrote it only",
+            "this is a checkpoint of torch.distributed.checkpoint; only the program that "
+            "wrote it knows which entry is a loader state",
             where=folder,
             fix="load that entry there, and save it as a file of its own",
         )
@@ -195,7 +195,7 @@ def _read_torch(path: str) -> Any:
 def _damaged(path: str, error: Exception) -> StateError:
     text = str(error).strip().split("\n")[0] or type(error).__name__
     return StateError(
-        f"the file is damaged, or no state: {text[:200]}", where=path, fix="use another checkpoint; was it cut short?"
+        f"the file is damaged, or not a state: {text[:200]}", where=path, fix="use another one; was it cut short?"
     )
 
 

@@ -169,7 +169,7 @@ def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
         differences.append(f"kind of batches: {type(old).__name__} and {type(new).__name__}")
     if differences:
         raise UsageError(
-            "a rebase changes the blend, the batch size or the costs, and nothing else; here are different: "
+            "a rebase changes the blend, the batch size or the costs, and nothing else; these differ: "
             f"{'; '.join(differences)}",
             fix="build both data sets with the same arguments",
         )

@@ -228,7 +228,7 @@ def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
         raise kind.damaged(path, "its header has a wrong checksum")
     sums = 4 * -(-end // BLOCK)
     if end < ALIGN or end + sums + length != size:
-        what = f"the {kind.name} is cut off or overlong: {size} bytes instead of {end + sums + length}"
+        what = f"the {kind.name} is too short or too long: {size} bytes instead of {end + sums + length}"
         raise kind.refused(path, what)
     file.seek(end)
     rest = file.read(sums + length)

@@ -40,7 +40,7 @@ def open_file(path: str, flags: int) -> int:
     mode = os.fstat(fd).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "there is no file, but a pipe, a device or the like", path)
+        raise FileNotFoundError(errno.ENOENT, "this is not a file, but a pipe, a device or the like", path)
     os.set_blocking(fd, True)  # some file systems (such as tape archives) restore contents only for blocking reads
     return fd
 

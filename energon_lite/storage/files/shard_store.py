@@ -77,7 +77,7 @@ COUNTS = ReadCounts()
 #: Bytes of a shard's first block, the header of a tar.
 _HEAD = 512
 
-_PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
+_PREPARE_AGAIN = "restore the shard, or index the data set again with `energon-lite prepare --force-overwrite`"
 #: Bytes of one read at most: Linux reads no more in one call.
 _LARGEST_READ = 1 << 30
 
@@ -271,7 +271,7 @@ class ShardStore:
                 self._files.pop(next(iter(self._files)), None)
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
-        """Close this file, so that the next read opens it anew."""
+        """Close this file, so that the next read opens it again."""
         self._files.pop((path, identity), None)
 
     def close(self) -> None:

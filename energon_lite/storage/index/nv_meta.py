@@ -48,7 +48,7 @@ SQLITE_INDEX = "index.sqlite"
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
-#: Bytes; a larger file is no list of shards: the list of a million shards takes a twentieth of this.
+#: Bytes; a larger file is not a list of shards: the list of a million shards takes a twentieth of this.
 _LARGEST = 1 << 30
 #: The name of the only part of the samples of a JSONL file.
 JSONL_PART = "json"
@@ -129,7 +129,7 @@ def _read(path: str) -> bytes:
         raise FileNotFoundError(path)
     if os.path.getsize(path) > _LARGEST:
         raise DataIndexError(
-            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            f"the file has more than {_LARGEST} bytes, too many for its kind",
             where=path,
             fix="prepare the folder again",
         )
@@ -150,7 +150,7 @@ def _is_inside(shard: str) -> bool:
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no number of samples")
+        raise ValueError(f"{value!r} is not a number of samples")
     return value
 
 

@@ -272,7 +272,7 @@ class OpenedSource:
                 raise ShardChangedError(
                     f"the source is {source.identity!r} now, and was {self._identity!r} when the data set was opened",
                     where=self.path,
-                    fix="start the run again: its samples are others",
+                    fix="start the run again: the samples have changed",
                 )
             source = self._opened = self._select(source)
             self._process = os.getpid()

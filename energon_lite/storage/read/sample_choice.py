@@ -219,7 +219,7 @@ class SampleChoice:
                 if isinstance(part, bytes) and zlib.crc32(part) != checksum:
                     shard = int(self.index.shards[:-1, 3].searchsorted(sample, "right")) - 1
                     raise DatasetError(
-                        f"the bytes of part {name!r} are not those that were measured: their checksum is another",
+                        f"the bytes of part {name!r} are not those that were measured: their checksum differs",
                         where=f"{os.path.join(self.path, self.index.shard_names[shard])}, {self.index.key(sample)}",
                         fix="restore the shard; if it is right as it is, run `energon-lite measure --force-overwrite "
                         f"--checksums {self.path}`",

@@ -91,7 +91,7 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
             ``portable``. With the start methods ``spawn`` and ``forkserver`` it has to be a function that can be
             imported.
         extensions: such as ``(".rows",)``. The function also opens paths, URLs and patterns with these endings, and
-            folders on local disks that hold such a file and are no prepared data sets.
+            folders on local disks that hold such a file and are not prepared data sets.
         marker: the name of a file. The function also opens folders on local disks that hold this file.
 
     Raises:
@@ -102,9 +102,9 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
         >>> dataset = get_train_dataset("rows://chats.db", batch_size=4, worker_config=config)
     """
     if not scheme.isidentifier() or scheme == "file":
-        raise UsageError(f"{scheme!r} is no scheme of a source", fix="give a word, such as 'rows'")
+        raise UsageError(f"{scheme!r} is not a scheme of a source", fix="give a word, such as 'rows'")
     if any(not extension.startswith(".") or extension in (".tar", ".yaml") for extension in extensions):
-        raise UsageError(f"{extensions} are no extensions of a source", fix="write them with a dot: ('.rows',)")
+        raise UsageError(f"{extensions} are not extensions of a source", fix="write them with a dot: ('.rows',)")
     kind = _Kind(open, tuple(extensions), marker)
     if scheme in _kinds_of_guests() or _registered.setdefault(scheme, kind) != kind:
         raise UsageError(f"the scheme {scheme!r} is registered already", fix="give another one")

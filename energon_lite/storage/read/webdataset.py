@@ -211,10 +211,10 @@ class WebdatasetSource:
         how = "removed"
         try:
             index = PackedIndex.open(index_path)
-            how = "prepared anew"
+            how = "prepared again"
             if index.digest == digest:
                 choice = SampleChoice(index, self.path, index.shard_names if names is None else names, *others)
-                how = "measured anew"
+                how = "measured again"
                 if choice.fingerprint == self.fingerprint:
                     return choice
         except FileNotFoundError:
@@ -299,7 +299,7 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
         fix = "make its range wider, or leave the data set out"
         where = f"{path}, subset at {subset.origin}" if subset.origin else path
     elif is_jsonl(path):
-        what, fix = "there are no samples in the data set", "a line of the file is a sample; there is none"
+        what, fix = "there are no samples in the data set", "each line of the file is a sample; there are no lines"
     else:
         what = f"there are no samples in {split}"
         fix = "check split_parts and exclude in .nv-meta/split.yaml"

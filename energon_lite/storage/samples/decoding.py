@@ -4,7 +4,7 @@ The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a s
 differences. Formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
 refused unless the caller gives ``trust_code=True``. Formats that Energon gives to an image decoder that cannot read
 them (HDF5, MPEG) stay bytes. Pillow recognises formats by the bytes and not by the name, so for each extension it gets
-the formats that it may try: PostScript named ``.png`` is no image. The unpacked size of compressed bytes is limited.
+the formats that it may try: PostScript named ``.png`` is not an image. The size of unpacked bytes is limited.
 
 ==================================  ===============================================================================
 extension                           becomes

@@ -130,7 +130,7 @@ def _decode_with_pillow(mode: str, formats: tuple[str, ...], most: int | None, d
             opened.load()
             return opened.convert(mode)
     except UnidentifiedImageError:  # its text only names an object in memory
-        raise ValueError(f"these bytes are no image of a format that the name means ({', '.join(formats)})") from None
+        raise ValueError(f"these bytes are not an image as the name means ({', '.join(formats)})") from None
 
 
 def _decode_jpeg(data: bytes, most: int | None) -> Any:

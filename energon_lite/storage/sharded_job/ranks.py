@@ -53,7 +53,7 @@ class Ranks:
             return cls(int(texts[0]), int(texts[1]))
         except ValueError:
             raise UsageError(
-                f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are no rank and world size",
+                f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are not a rank and a world size",
                 fix="start with torchrun, or unset both",
             ) from None
 

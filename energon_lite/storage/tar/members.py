@@ -284,7 +284,7 @@ def pax_records(text: bytes) -> dict[str, str]:
             records["path"] = text_of(value).rstrip("/")
         elif key == b"size":
             if not value.isdigit() or len(value) > _SIZE_DIGITS:
-                raise ValueError("its pax size is no number")
+                raise ValueError("its pax size is not a number")
             records["size"] = text_of(value)
         start = stop
     return records

@@ -90,7 +90,7 @@ class TarHeaders:
         self._everywhere: dict[str, str] = {}
         #: Byte after the last member, at which the end marker starts.
         self.end = 0
-        #: Remarks on oddities that are no errors.
+        #: Remarks on oddities that are not errors.
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
@@ -112,7 +112,7 @@ class TarHeaders:
             size = _number(block[124:136])
             payload = position + BLOCK
             if size < 0:
-                raise self._damaged(position, "its size is no number")
+                raise self._damaged(position, "its size is not a number")
             if kind in _EXTENSIONS:
                 # Of several extended headers of one member the first one, the outermost, takes precedence.
                 if size > _EXTENSION_LIMIT:
@@ -234,7 +234,7 @@ class TarHeaders:
         return self._error(f"the tar file is damaged: no valid header at byte {position} ({reason})")
 
     def _sparse(self, position: int) -> ShardFormatError:
-        what = f"the member at byte {position} is stored sparsely, so its bytes do not stand together"
+        what = f"the member at byte {position} is stored sparsely, so its bytes are not contiguous"
         return self._error(what, "write the shard without `tar --sparse`")
 
     def _error(self, what: str, fix: str = _WRITE_AGAIN) -> ShardFormatError:

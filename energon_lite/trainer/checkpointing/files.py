@@ -159,7 +159,7 @@ class CheckpointFiles:
             if actual != size:
                 return f"{name}/{file} has {actual} bytes instead of {size}"
             if sums and self._checksum(f"{folder}/{file}") != crc:
-                return f"{name}/{file} is damaged: its checksum is another one"
+                return f"{name}/{file} is damaged: its checksum differs"
         return None
 
     def prune(self, keep: int, every: int = 0) -> None:
@@ -339,9 +339,9 @@ def _first_whole(
     else:
         if wrong:
             raise StateError(
-                f"there are {len(wrong)} checkpoints, and none of them is whole: {'; '.join(wrong)}",
+                f"there are {len(wrong)} checkpoints, and none of them is complete: {'; '.join(wrong)}",
                 where=files.root,
-                fix="copy one of them there again, whole; or, to begin at step 0, move this folder away or name "
+                fix="copy a complete one there again; or, to begin at step 0, move this folder away or name "
                 "another one (train.checkpoints): what the former run wrote is kept",
             )
         return None

@@ -253,7 +253,7 @@ def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
         wrong = f"a model with vision.image_token={vision.image_token}, so without a token that is for images alone,"
     if wrong is not None:
         raise StateError(
-            f"{wrong} is none that transformers' LLaVA can be",
+            f"{wrong} cannot be stored as transformers' LLaVA",
             where=where,
             fix="export a part with --text-only or --vision-only, name a token with --image-token, or write a file of "
             "our names with to-file",

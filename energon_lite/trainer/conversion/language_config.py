@@ -124,7 +124,7 @@ def architecture_for(config: ModelConfig, former: str | None = None, *, where: s
         raise StateError(what, where=where, fix="write a file of our names with to-file")
     if config.image_size:
         raise StateError(
-            f"a model with images (image_size={config.image_size}) is no language model, and has an image prefix",
+            f"a model with images (image_size={config.image_size}) is not a language model, but has an image prefix",
             where=where,
             fix="export its language model alone with --text-only, or write a file of our names with to-file",
         )
@@ -301,7 +301,7 @@ def refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: str
 
 def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
     """Raise an error for features that our decoder lacks."""
-    wrong = {key: f"{key} is set: there are biases that ours has not" for key in ("attention_bias", "mlp_bias")}
+    wrong = {key: f"{key} is set: biases, which our model does not have" for key in ("attention_bias", "mlp_bias")}
     wrong = {key: what for key, what in wrong.items() if values.get(key)}
     if (activation := values.get("hidden_act", "silu")) != "silu":
         wrong["hidden_act"] = f"the activation is {activation!r}; ours is 'silu'"

@@ -147,7 +147,7 @@ def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskE
             raise ConfigError(what, at="data.task_encoder_args", fix="give its own arguments, by their names") from None
         made = made(**given)
     if not isinstance(made, TaskEncoder):
-        what = f"it gives a {type(made).__name__}, and no task encoder"
+        what = f"it gives a {type(made).__name__}, not a task encoder"
         raise UsageError(what, where=f"data.task_encoder {text}", fix="derive it from energon_lite.TaskEncoder")
     return made
 

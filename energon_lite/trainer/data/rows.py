@@ -53,7 +53,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
             tensor = getattr(batch, name)
             if tensor is not None and (len(shape) != 2 or tuple(tensor.shape) != shape):
                 fix = "give tokens, labels and loss_mask (and documents) one entry for each position of [rows, length]"
-                self._refuse(f"made {name} of shape {list(tensor.shape)} beside tokens {list(shape)}", fix)
+                self._refuse(f"made {name} of shape {list(tensor.shape)} for tokens of shape {list(shape)}", fix)
         if bool((ignored := batch.labels < 0).any()):
             batch.loss_mask = batch.loss_mask.masked_fill(ignored, 0.0)
             batch.labels = batch.labels.masked_fill(ignored, 0)
@@ -76,7 +76,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
                 what = (
                     f"made image {number} of {size[0]} x {size[1]} pixels take positions {start} to {end} of row {row}"
                 )
-                fix = f"in {rows} rows of {length}, begin where as many tokens keep its place, one for each patch"
+                fix = f"in {rows} rows of {length}, begin at the tokens that reserve its positions, one for each patch"
                 self._refuse(what, fix)
 
     def _refuse(self, what: str, fix: str) -> NoReturn:

@@ -312,7 +312,7 @@ class MultimodalTaskEncoder(TaskEncoder):
             part = slice(start, start + self.max_length + 1)
             tokens, counted = tokens[part], None if counted is None else counted[part]
         if len(tokens) < 2 or (counted is not None and not counted[1:].any()):
-            raise SkipSample("nothing in it that the loss would count")
+            raise SkipSample("no token of it counts in the loss")
         row, labels, mask = next_token_pairs(tokens, counted)
         loss_mask = None if counted is None else mask
         return TokenSequence.derive_from(sample, tokens=row, labels=labels, loss_mask=loss_mask, media=media)

@@ -104,7 +104,7 @@ class VisionConfig:
         require(headless, "CLIP has no pooling head", f"{at}.head", "leave it out, or use kind: siglip")
         pooled = self.pooling != "attention" or (self.head and self.feature_layer is None)
         what = "pooling by attention is done by the head, from the normed output"
-        require(pooled, what, f"{at}.pooling", "set head: true and feature_layer: null beside it")
+        require(pooled, what, f"{at}.pooling", "also set head: true and feature_layer: null")
         require(self.tp in (None, 1), f"tp={self.tp}", f"{at}.tp", "use 1, or null for the ranks of the language model")
         require(min(self.image_std) > 0, "a deviation is not above 0", f"{at}.image_std", "e.g. [0.5, 0.5, 0.5]")
 
@@ -218,7 +218,7 @@ class ModelConfig:
             what = f"cannot recompute {self.recompute!r}"
             raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
         share = self.recompute_budget == 1 or (self.compile and 0 <= self.recompute_budget < 1)
-        what = f"recompute_budget={self.recompute_budget} is no share that a compiler could keep to"
+        what = f"recompute_budget={self.recompute_budget} is not a share that a compiler can obey"
         require(share, what, "model.recompute_budget", "give a number from 0 to 1, and model.compile: true")
         even = self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0
         what = f"hidden_size={self.hidden_size} does not give {self.num_heads} heads of an even width"

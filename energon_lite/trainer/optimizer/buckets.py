@@ -73,7 +73,7 @@ class Partition:
         self._inner: Any = None
         if self._compiled:
             whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
-            # As separate tensors: views of tensors of different sizes would each be compiled anew.
+            # As separate tensors: views of tensors of different sizes would each be compiled again.
             self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
         if self._compiled or not groups:
             return

@@ -114,7 +114,7 @@ class OptimizerConfig:
         for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip", "momentum"):
             require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
         share = 0 < self.decay_share <= 1
-        require(share, f"decay_share={self.decay_share} is no share", "optimizer.decay_share", "e.g. 0.2")
+        require(share, f"decay_share={self.decay_share} is not a share", "optimizer.decay_share", "e.g. 0.2")
         good = all(0 <= beta < 1 for beta in self.betas)
         require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
         for name, choices in _CHOICES.items():

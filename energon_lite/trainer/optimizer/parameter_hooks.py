@@ -51,8 +51,8 @@ def hook_parameters(
         taken = isinstance(p.grad, _TakenGradient)
         grad = p.grad.take_added() if isinstance(p.grad, _TakenGradient) else p.grad
         if grad is None:
-            what = "a gradient was taken away before this optimizer could: another one has the same parameters"
-            raise UsageError(what, fix="close() that one first, or use it")
+            what = "another optimizer has the same parameters, and took a gradient of this one"
+            raise UsageError(what, fix="close() the other optimizer first, or use it")
         if isinstance(p, DTensor) and isinstance(grad, DTensor):
             grad = grad.redistribute(placements=p.placements).to_local()
         if not taken:

@@ -124,7 +124,7 @@ class AgreedCount:
             high, low = int(counts[0]), -int(counts[1])
             if high != low:
                 what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
-                raise UsageError(what, fix="give each as many, empty ones where there are no more")
+                raise UsageError(what, fix="give each as many; add empty ones where data has ended")
 
 
 class FirstStep:

@@ -214,7 +214,7 @@ def tokenize_files(
     tick = _Records(progress) if progress else None
     job = ShardedJob(work, shards, ranks=ranks, workers=workers, where=root, tick=tick)
     job.run()
-    job.raise_errors(DatasetError, "be made", "start again: what is done stays")
+    job.raise_errors(DatasetError, "be made", "start again; finished shards are kept")
     tables = [job.done[shard] for shard in shards if shard in job.done]
     report = _report(root, len(tables), tables, files, made=len(job.made))
     if ranks.rank:
@@ -318,7 +318,7 @@ def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrit
             raise UsageError(
                 f"this data set was begun with other settings or files: {', '.join(different)} differ",
                 where=root,
-                fix="call with the same ones to go on, or with --force-overwrite to begin anew",
+                fix="call with the same ones to continue, or with --force-overwrite to start from the beginning",
             )
     elif not force_overwrite and (is_prepared(root) or _holds_examples(root)):
         raise UsageError(

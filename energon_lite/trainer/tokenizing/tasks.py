@@ -160,7 +160,7 @@ def _cut(pieces: list[tuple[list[int], bool]], task: Task) -> Outcome:
     tokens = np.array(list(chain.from_iterable(piece for piece, _ in pieces)), dtype=np.int32)
     mask = np.repeat(np.array([counted for _, counted in pieces], dtype=np.uint8), [len(piece) for piece, _ in pieces])
     if not mask.any():
-        return Outcome([], "nothing in it that the loss would count")
+        return Outcome([], "no token of it counts in the loss")
     most = len(tokens) if task.max_length is None or task.too_long == "keep" else task.max_length
     too_long = len(tokens) > most
     if too_long and task.too_long == "drop":

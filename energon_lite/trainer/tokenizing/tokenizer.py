@@ -182,8 +182,8 @@ class HuggingFaceTokenizer(Tokenizer):
             before, text = text, self._templated(list(messages[:count]), asked)
             if not text.startswith(before):
                 raise ValueError(
-                    f"the chat template changes earlier messages when message {count} is added: who says what cannot "
-                    "be told"
+                    f"the chat template changes earlier messages when message {count} is added: the speaker of "
+                    "a text is unknown"
                 )
             ends.append(len(text))
             answers.append(not asked and messages[count - 1]["role"] == "assistant")

@@ -146,12 +146,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         window = self.profile is None or 1 <= self.profile[0] <= self.profile[1]
-        require(window, "profile is no window of steps", "train.profile", "give e.g. [5, 6]")
+        require(window, "profile is not a window of steps", "train.profile", "give e.g. [5, 6]")
         peak = self.peak_tflops is None or self.peak_tflops > 0
         require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
         for name in self.init_from_ignore:
             if name not in MODEL_MEANING:
-                what = f"{name!r} is no setting that decides what weights mean"
+                what = f"{name!r} is not a setting that decides what weights mean"
                 raise ConfigError(what, at="train.init_from_ignore", choices=MODEL_MEANING, suggest_for=name)
         factor = self.spike_factor == 0 or self.spike_factor > 1
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")

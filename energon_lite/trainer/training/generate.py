@@ -69,7 +69,7 @@ class Sampling:
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "temperature is negative", "temperature", "0 takes the likeliest token")
         require(self.top_k >= 0, "top_k is negative", "top_k", "0 leaves all tokens in")
-        require(0 < self.top_p <= 1, f"top_p={self.top_p} is no share", "top_p", "e.g. 0.9")
+        require(0 < self.top_p <= 1, f"top_p={self.top_p} is not a share", "top_p", "e.g. 0.9")
 
 
 @torch.no_grad()

@@ -119,7 +119,10 @@ class NonFiniteGuard:
             what = f"weights or moments are not finite after step {step}: the run cannot go on with them"
             fix = self._fix()
             if read is not None:
-                where, fix = f"{read}, {where}", "use another checkpoint: without this one, the run takes the former"
+                where, fix = (
+                    f"{read}, {where}",
+                    "use another checkpoint: without this one, the run resumes from the one before",
+                )
             raise NonFiniteError(what, where=where, fix=fix)
 
     def _fix(self) -> str:

@@ -43,5 +43,5 @@ def test_few_tries() -> None:
 
 @pytest.mark.parametrize(("start", "most", "multiple"), [(0, 10, 1), (1, 0, 1), (1, 10, 0), (1, 10, 20)])
 def test_nothing_to_try(start: int, most: int, multiple: int) -> None:
-    with pytest.raises(UsageError, match="there is no capacity"):
+    with pytest.raises(UsageError, match="there is no multiple"):
         largest_fitting(lambda capacity: True, start=start, most=most, multiple=multiple)

@@ -113,7 +113,11 @@ def test_crude_folders_and_folders_of_code(room: Path) -> None:
     meta = room / "ten/.nv-meta"
     (meta / "crude.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     (meta / "code.yaml").write_text("sample_type: {__module__: mine, __class__: Mine}\nfield_map: {text: txt}\n")
-    for name, words in (("crude.yaml", "crude"), ("code.yaml", "made by code"), ("none.yaml", "there is no none.yaml")):
+    for name, words in (
+        ("crude.yaml", "crude"),
+        ("code.yaml", "decided by code"),
+        ("none.yaml", "there is no none.yaml"),
+    ):
         assert words in info(room / "ten", "--dataset-config", name)[1]
 
 

@@ -82,7 +82,7 @@ def test_what_is_stored_and_said(data: Path) -> None:
     assert lengths(data) == EXPECTED
     assert lengths(data, "skip") == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]
     code, output = run(data, "--task-encoder", "encoders_here:Words")
-    assert "12 samples in 3 shards, 8 of them known before" in output
+    assert "12 samples in 3 shards, 8 of them measured before" in output
 
 
 @pytest.mark.parametrize("name", ["make", "Words", "encoders_here:Words"])
@@ -102,7 +102,7 @@ def test_a_changed_encoder_measures_anew(data: Path, here: Path) -> None:
     run(data, "--task-encoder", "encoders_here:Words")
     (here / "encoders_here.py").write_text(ENCODER.replace("list(range(int(sample.text)))", "[0] * 77"))
     sys.modules.pop("encoders_here")
-    assert "8 of them known before" in run(data, "--task-encoder", "encoders_here:Words", "--same-encoder")[1]
+    assert "8 of them measured before" in run(data, "--task-encoder", "encoders_here:Words", "--same-encoder")[1]
     assert lengths(data) == [0, 1, 2, 0, 77, 77, 77, 0, 8, 9, 10, 11]  # next to the one that failed
     run(data, "--task-encoder", "encoders_here:Words", "--force-overwrite")
     assert set(lengths(data)) == {0, 77}
@@ -112,9 +112,9 @@ def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
     run(data, "--task-encoder", "encoders_here:Words")
     path = data / ".nv-meta/dataset.yaml"
     path.write_text("# a comment changes nothing\n" + path.read_text())
-    assert "8 of them known before" in run(data, "--task-encoder", "encoders_here:Words")[1]
+    assert "8 of them measured before" in run(data, "--task-encoder", "encoders_here:Words")[1]
     path.write_text(path.read_text() + "subflavors: {a: 1}\n")
-    assert "known before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
+    assert "measured before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
 
 
 def test_one_split(data: Path) -> None:
@@ -122,7 +122,9 @@ def test_one_split(data: Path) -> None:
     assert code == 0 and "4 samples in 1 shard\n" in output
     assert lengths(data, "w.length", shards=["2.tar"]) == [8, 9, 10, 11]
     result = invoke("measure", data, "--task-encoder", "encoders_here:Words", "--name", "w")
-    assert "12 samples in 3 shards, 4 of them known before" in result.output and lengths(data, "w.length") == EXPECTED
+    assert (
+        "12 samples in 3 shards, 4 of them measured before" in result.output and lengths(data, "w.length") == EXPECTED
+    )
 
 
 def metadataset(path: Path, leaves: str) -> Path:
@@ -267,7 +269,7 @@ def test_cookers_that_match_by_subflavors(here: Path) -> None:
     code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
     assert code == 0 and lengths(chats, "two.length") == [0, 1, 2, 3]
     code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
-    assert "4 of them known before" in output
+    assert "4 of them measured before" in output
     sys.modules.pop("cooks_here", None)
 
 
@@ -305,16 +307,16 @@ def test_columns_of_parts_need_no_encoder(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing says what is to be measured"),
-        (["--images"], "no sample has a part that is an image"),
-        (["--column", "txt"], "no name and part"),
+        ([], "nothing to measure is given"),
+        (["--images"], "no sample has a part with an image's extension"),
+        (["--column", "txt"], "expected NAME=PART"),
         (["--column", "a=txt", "--column", "a=txt"], "given twice"),
-        (["--column", "length=txt"], "no column can be called so"),
+        (["--column", "length=txt"], "a column cannot have this name"),
         (["--column", "n=jpg"], "no sample has such a part"),
         (["--patches", "14,"], "not JSON"),
         (["--patches", '{"patch": 14}'], "unexpected keyword"),
         (["--patches", '{"patch_size": 0}'], "patch_size is 0"),
-        (["--patches", '{"patch_size": 14, "multiple": 20}'], "no multiple of patches"),
+        (["--patches", '{"patch_size": 14, "multiple": 20}'], "not a multiple of patches"),
         (["--patches", '{"patch_size": "14"}'], "whole numbers"),
         (["--column", "n=txt", "--split-parts", "train"], "needs a task encoder"),
     ],

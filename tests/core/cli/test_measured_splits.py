@@ -87,11 +87,11 @@ def test_the_values_of_splits_with_other_subflavors_stay(again: Sequence[str], m
         assert pieces(data, "train") == [n for n in numbers([0, 1]) for _ in range(2)]
         assert pieces(data, "val") == [n for n in numbers([2], 100) for _ in range(2)]
         # Each is known as what it is, and not taken for the other's.
-        assert ", 8 of them known before" in measure(document, *ENCODED)
-        assert ", 4 of them known before" in measure(document, *ENCODED, "--split-parts", "val")
+        assert ", 8 of them measured before" in measure(document, *ENCODED)
+        assert ", 4 of them measured before" in measure(document, *ENCODED, "--split-parts", "val")
     with pytest.raises(DataIndexError, match="no values for 1 of 1 shard"):
         column(data, "test")
-    assert "known before" not in measure(data, *ENCODED, "--split-parts", "val")
+    assert "measured before" not in measure(data, *ENCODED, "--split-parts", "val")
     assert column(data, "val") == numbers([2]) and column(data, "train") == numbers([0, 1])
 
 

@@ -186,7 +186,7 @@ class TestMistakes:
             (["--split-ratio", "8;1;1"], ["'8;1;1' is not a ratio", '"8,1,1"']),
             (["--split-parts", "train"], ["'train' is not of the form name:regex"]),
             (["--split-parts", "train:x.*"], ["'x.*'", "matches none of the 4 shards", "'s0.tar'"]),
-            (["--split-ratio", "1,0,0", "--split-parts", "a:."], ["--split-parts goes together neither"]),
+            (["--split-ratio", "1,0,0", "--split-parts", "a:."], ["--split-parts cannot be combined"]),
             (["--split-ratio", "1,0,0", "--exclude", "("], ["--exclude '('", "regular expression"]),
             (["--split-ratio", "1,0,0", "--sample-type", "CaptionSample"], ["did you mean 'CaptioningSample'"]),
             (["--split-ratio", "1,0,0", "--field-map", "{}"], ["a field map needs a sample type"]),

@@ -222,7 +222,7 @@ def test_weights_and_repetitions_do_not_mix(
         load_metadataset(top, split_part="train")
     error = caught.value
     assert (error.file, error.line, error.column) == (str(nested), 3, 5)
-    assert f"{names[0]!r} inside of {names[1]!r}, which stands at {top}:4" in str(error)
+    assert f"{names[0]!r} inside of {names[1]!r}, defined at {top}:4" in str(error)
 
 
 def test_subsets_compose_along_the_path(write: Callable[..., Path]) -> None:
@@ -274,7 +274,7 @@ def test_weights_of_any_size(write: Callable[..., Path]) -> None:
     path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1.0e308}]}}\n")
     assert [leaf.weight for leaf in load_metadataset(path, split_part="train")] == [0.5, 0.5]
     path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1e-308}]}}\n")
-    with pytest.raises(ConfigError, match="too small beside its neighbours") as caught:
+    with pytest.raises(ConfigError, match="too small compared with the others") as caught:
         load_metadataset(path, split_part="train")
     assert caught.value.at == "splits.train.blend[1]"
 

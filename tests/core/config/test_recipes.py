@@ -50,9 +50,9 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
         assert sample.__tags__ == sample.__subflavors__ == {"a": 1, "b": 2, "c": 3}
     sample.__tags__ = {"d": 4}
     assert sample.__subflavors__ == {"d": 4}
-    with pytest.raises(ConfigError, match="'tags' beside 'subflavors'"):
+    with pytest.raises(ConfigError, match="both 'tags' and 'subflavors'"):
         load_metadataset(recipe(path=str(inner), tags={}, subflavors={}), split_part="val")
-    with pytest.raises(UsageError, match="tags beside subflavors"):
+    with pytest.raises(UsageError, match="both tags and subflavors"):
         get_val_dataset(leaf_of(13), worker_config=ALONE, reading=Reading(tags={"a": 1}, subflavors={"a": 1}))
     reading = Reading(tags={"a": 1})
     dataset = get_train_dataset(leaf_of(13), batch_size=2, worker_config=ALONE, reading=reading)
@@ -84,9 +84,9 @@ def test_tags_of_a_data_set_choose_its_cooker(write_dataset: Callable[..., Path]
     path = {"__class__": "Recipe", "splits": {"val": {"blend": blend}}}
     texts = [sample.text for sample in get_loader(get_val_dataset(path, worker_config=ALONE, task_encoder=Encoder()))]
     assert texts == ["chat text"] * 3 + ["other"] * 3
-    with pytest.raises(ConfigError, match="'tags' beside 'subflavors'"):
+    with pytest.raises(ConfigError, match="both 'tags' and 'subflavors'"):
         get_val_dataset(folder("c", "tags: {a: 1}\nsubflavors: {a: 1}\n"), worker_config=ALONE)
     with pytest.raises(KeyError):
         next(iter(get_loader(get_val_dataset(tmp_path / "a", worker_config=ALONE))))["__no_tags__"]
-    with pytest.raises(UsageError, match="has_tags beside"):
+    with pytest.raises(UsageError, match="both has_tags and"):
         Cooker(cook, has_subflavors={"a": 1}, has_tags={"a": 2})

@@ -161,14 +161,14 @@ def test_broken_json_is_located(write: Callable[..., Path]) -> None:
 
 
 def test_json_with_a_key_twice_is_refused(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+    with pytest.raises(ConfigError, match="the key 'a' appears twice"):
         load_yaml(write('{"a": 1, "a": 2}', "doc.json"))
 
 
 def test_an_empty_list_may_be_said_again(write: Callable[..., Path]) -> None:
     assert load_yaml(write("a: []\nb: 1\na: [2]\n")).plain() == {"a": [2], "b": 1}
     for first in ("[1]", "{}", "''", "0"):
-        with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+        with pytest.raises(ConfigError, match="the key 'a' appears twice"):
             load_yaml(write(f"a: {first}\na: [2]\n"))
 
 

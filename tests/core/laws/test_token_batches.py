@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_said_once_in_words(leaf_of: Callable[..., Any], ca
     for _ in zip(range(80), get_savable_loader(dataset), strict=False):
         pass
     (told,) = [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()]
-    assert re.search(r"batch: [\d,]+ samples? dropped, with [\d,]+ tokens \(said once", told)
+    assert re.search(r"batch: [\d,]+ samples? dropped, with [\d,]+ tokens \(logged once", told)
 
 
 def test_nothing_fits(leaf_of: Callable[..., Any]) -> None:

@@ -53,7 +53,7 @@ def test_nothing_is_said_before_anything_is_known() -> None:
         (LoaderSetup(2, cores=8), stretch(9.0, busy=20, decode=0.9), "decoding", "more workers: 2 -> 4"),
         # Half of the time is the trainer's: workers for 1.1 times their work in the other half are enough.
         (LoaderSetup(2, cores=8), stretch(5.0, busy=12, hooks=0.9), "hooks", "more workers: 2 -> 3"),
-        (LoaderSetup(2, cores=2), stretch(9.0, busy=20, decode=0.9), "decoding", "or more cores: all 2 are at it"),
+        (LoaderSetup(2, cores=2), stretch(9.0, busy=20, decode=0.9), "decoding", "or more cores: all 2 are busy"),
         (LoaderSetup(2, cores=2), stretch(9.0, busy=20, cpu=0.1, hooks=0.9), "hooks", "more workers: 2 -> 4"),
         (LoaderSetup(2, cores=8, can_read_ahead=True), stretch(9.0, read=0.9), "storage", "read_ahead=ReadAhead()"),
         (LoaderSetup(2, cores=8, reads_ahead=True), stretch(9.0, read=0.9), "storage", "ReadAhead(folder=...)"),

@@ -36,7 +36,7 @@ def test_a_length_that_nobody_knows(leaf_of: Any) -> None:
             yield sample
             yield sample
 
-    with pytest.raises(UnknownLengthError, match="not known before the hooks have run"):
+    with pytest.raises(UnknownLengthError, match="unknown until the hooks have run"):
         len(_loader(leaf_of(30), task_encoder=Twice()))
 
 

@@ -97,7 +97,7 @@ def test_srun_and_mpirun_without_a_process_group(
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": 2}, {"RANK": "x", "WORLD_SIZE": 2}, {"RANK": 2, "WORLD_SIZE": 2}])
 def test_several_processes_without_a_number(launched: Callable[..., None], variables: dict[str, Any]) -> None:
     launched(**variables)
-    with pytest.raises(UsageError, match=r"(?s)no rank and world size.*torchrun"):
+    with pytest.raises(UsageError, match=r"(?s)not a rank and a world size.*torchrun"):
         WorkerConfig.default_worker_config()
 
 

@@ -168,7 +168,7 @@ def test_sources_that_cannot_be() -> None:
         texts("numbers://4", reading=Reading(use_measured_skips=True))
     register_source("numbers", Numbers)  # the same again
     for scheme in ("file", "my scheme", ""):
-        with pytest.raises(UsageError, match="no scheme of a source"):
+        with pytest.raises(UsageError, match="not a scheme of a source"):
             register_source(scheme, Numbers)
 
 
@@ -256,7 +256,7 @@ def test_strategies_that_cannot_be() -> None:
     class Melted:
         def plan(self, lengths: Any, *, seed: int = 0, key_lengths: Any = None) -> Any: ...
 
-    for cls, words in ((Melted, "no strategy"), (int, "no strategy"), (type("Other", (Twos,), {}), "already")):
+    for cls, words in ((Melted, "not a strategy"), (int, "not a strategy"), (type("Other", (Twos,), {}), "is taken")):
         with pytest.raises(UsageError, match=words) as error:
             register_strategy("twos")(cls)
         assert error.value.fix

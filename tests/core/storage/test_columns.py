@@ -180,8 +180,8 @@ class TestFile:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda data: data[:-1], "cut off"),
-            (lambda data: data + b"x", "overlong"),
+            (lambda data: data[:-1], "too short"),
+            (lambda data: data + b"x", "too short or too long"),
             (lambda data: data[:10], "not a column"),
             (lambda data: b"PK" + data[2:], "not a column"),
             (lambda data: data[:12] + b"\x63" + data[13:], "format 99"),

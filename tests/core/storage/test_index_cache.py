@@ -119,7 +119,7 @@ def test_a_damaged_index_is_made_again(foreign: Path, caplog: pytest.LogCaptureF
     last_key(foreign)
     os.truncate(foreign / ".nv-meta/energon_lite.idx", 100)
     caplog.set_level(logging.WARNING)
-    assert last_key(foreign) == "9" and "cut off" in caplog.text
+    assert last_key(foreign) == "9" and "too short" in caplog.text
 
 
 def test_shards_that_do_not_fit_the_preparation(foreign: Path, make_tar: Callable[..., Path]) -> None:

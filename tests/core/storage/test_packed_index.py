@@ -76,8 +76,8 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], "cut off"),
-        (lambda data: data + b"x", "overlong"),
+        (lambda data: data[:-1], "too short"),
+        (lambda data: data + b"x", "too short or too long"),
         (lambda data: data[:10], "not a packed index"),
         (lambda data: b"PK" + data[2:], "not a packed index"),
         (lambda data: data[:12] + b"\x63" + data[13:], "has format 99, this library reads format 3"),

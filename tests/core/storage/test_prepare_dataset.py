@@ -254,7 +254,7 @@ class TestWarnings:
     def test_parts_that_do_not_stand_together(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
         make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
         report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert report.samples == 4 and "a.tar (its parts do not stand together?)" in report.warnings[-1]
+        assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
 
     def test_shards_without_samples_are_left_out(self, ten: Path, make_tar: Callable[..., Path]) -> None:
         make_tar("ten/empty.tar", [])

@@ -73,7 +73,7 @@ def test_a_part_that_cannot_be_decoded() -> None:
 
 def test_a_broken_image() -> None:
     loader = SampleLoader(ImageSample, compile_field_map({"image": "png,jpg"}))
-    with pytest.raises(DecodeError, match=r"part 'png' \(11 bytes\) .* no image[\s\S]*sample 'k' in /data/s/0.tar"):
+    with pytest.raises(DecodeError, match=r"part 'png' \(11 bytes\) .* not an image[\s\S]*sample 'k' in /data/s/0.tar"):
         loader.load(raw(png=b"\x89PNG broken"), ())
 
 

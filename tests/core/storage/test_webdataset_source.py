@@ -227,7 +227,7 @@ class TestOpening:
 
     def test_a_damaged_list_of_shards(self, data: Path) -> None:
         (data / ".nv-meta/.info.json").write_text('{"shard_counts": {"a.tar": "four"}}')
-        with pytest.raises(DataIndexError, match=r"'four' is no number[\s\S]*info.json"):
+        with pytest.raises(DataIndexError, match=r"'four' is not a number[\s\S]*info.json"):
             WebdatasetSource.open(data)
 
     def test_a_shard_that_is_gone(self, data: Path) -> None:
@@ -292,7 +292,7 @@ class TestPickling:
         prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
         source = pickle.loads(pickled)
         assert len(source) == 10  # the index is not opened yet
-        with pytest.raises(DataIndexError, match="prepared anew"):
+        with pytest.raises(DataIndexError, match="prepared again"):
             source.key(0)
         (data / ".nv-meta/energon_lite.idx").unlink()
         with pytest.raises(DataIndexError, match="removed while it was in use"):

@@ -115,9 +115,9 @@ def test_what_is_known_is_not_read_again(images: Path) -> None:
 
 
 def test_columns_are_refused_that_would_stand_in_place_of_others(images: Path) -> None:
-    with pytest.raises(UsageError, match="no column can be called so"):
+    with pytest.raises(UsageError, match="a column cannot have this name"):
         measure_parts(str(images), None, columns={"length": "json"})
-    with pytest.raises(UsageError, match="no column can be called so"):
+    with pytest.raises(UsageError, match="a column cannot have this name"):
         measure_parts(str(images), None, columns={"patches": "json"}, others=[ImageColumns()])
     with pytest.raises(UsageError, match=r"--column one= jsn: no sample has such a part"):
         measure_parts(str(images), None, columns={"one": "jsn"})

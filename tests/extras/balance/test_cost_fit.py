@@ -109,7 +109,7 @@ def test_numbers_that_are_always_0_have_no_coefficient() -> None:
 
 @pytest.mark.parametrize(
     ("count", "change", "message"),
-    [(5, 1.0, "too few"), (40, 0.0, "took no time"), (40, np.nan, "took no time")],
+    [(5, 1.0, "too few"), (40, 0.0, "not a positive number"), (40, np.nan, "not a positive number")],
 )
 def test_what_cannot_be_fitted(count: int, change: float, message: str) -> None:
     sizes = micro_batches(count)

@@ -70,7 +70,7 @@ def test_a_model_and_its_features() -> None:
     model = CostModel(Quadratic(1, 2, 3), Quadratic(4, 5, 6), 7, 8, {"seconds": 9})
     assert CostModel.from_features(model.by_feature()) == model
     assert hash(CostModel.from_features(model.by_feature())) == hash(model)
-    with pytest.raises(UsageError, match="place of its own"):
+    with pytest.raises(UsageError, match="argument of its own"):
         CostModel(Quadratic(), columns={"images": 1})
 
 

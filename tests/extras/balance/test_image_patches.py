@@ -45,5 +45,5 @@ def test_limits_are_kept_and_proportions_nearly(sizes: list[tuple[int, int]], ti
 def test_settings_that_cannot_be(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         ImagePatches(**wrong)
-    with pytest.raises(UsageError, match="no other size"):
+    with pytest.raises(UsageError, match="with other sizes"):
         ImagePatches(14, image_size=28, max_pixels=100)

@@ -108,8 +108,8 @@ def test_running_out_of_memory_is_no_failure(function: str, capacity: int) -> No
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("fails", "(?s)fails.10. failed, and not for want of memory.*ValueError: the model cannot take 10"),
-        ("dies", "(?s)not for want of memory.*something fatal"),
+        ("fails", "(?s)fails.10. failed, and not because memory ran out.*ValueError: the model cannot take 10"),
+        ("dies", "(?s)not because memory ran out.*something fatal"),
         ("nothing", "is not a function"),
         ("stop", "did you mean 'step'"),
     ],
@@ -137,7 +137,7 @@ def test_wrong_arguments() -> None:
     for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count
     for text in ("", "G", "0G", "6X", "-3G"):
-        with pytest.raises(UsageError, match="is no number of bytes"):
+        with pytest.raises(UsageError, match="is not a number of bytes"):
             parse_bytes(text)
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_has_measured_nothing(tmp_path: Path) -> None:
     for words, message in (
         ([tmp_path / "run"], "train.measure_costs"),
         ([a_run(tmp_path / "other", 3)], "too few"),
-        (["steps_here:step", "--json"], "of a run's costs"),
+        (["steps_here:step", "--json"], "to a run's costs"),
     ):
         code, output = profile(*words)
         assert code == 1 and message in output

@@ -64,5 +64,5 @@ def test_a_blend_index_of_stages(tmp_path: Any) -> None:
         build_blend_index(stages, 6000, tmp_path / "index", key=3, workers=2), (leaf, position), strict=True
     ):
         assert np.array_equal(built, expected)
-    with pytest.raises(UsageError, match="slopes for ever"):
+    with pytest.raises(UsageError, match="never ends"):
         build_blend_index(Stages((WeightStage(0, (1, 0), last=(0, 1)),)), 10)

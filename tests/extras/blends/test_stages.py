@@ -217,7 +217,7 @@ def test_in_an_order() -> None:
         ([Stage(0, (1, 1)), Stage(0, (1, 1))], "a stage that starts at 0 after one that starts at 0"),
         ([Stage(0, (1, 1)), Stage(9, (1, 1)), Stage(4, (1, 1))], "a stage that starts at 4 after one that starts at 9"),
         ([Stage(0, (1, 1)), Stage(2**62, (1, 1))], "a stage starts at 4611686018427387904"),
-        ([Stage(0, (1, 1), (1, 2))], "slopes for ever"),
+        ([Stage(0, (1, 1), (1, 2))], "never ends"),
         ([Stage(0, (1, 1)), Stage(9, (1,))], "2 leaves, but 1 weights in the stage from 9 on"),
         ([Stage(0, (1, 1), (1,)), Stage(9, (1, 1))], "2 leaves, but 1 weights in the stage from 0 on"),
         ([Stage(0, (1, 1)), Stage(9, (0, 0))], "all weights are zero in the stage from 9 on"),

@@ -26,6 +26,10 @@ def test_a_condition_is_stored_under_a_name(leaf_of: Callable[..., Path], tmp_pa
     assert len(get_val_dataset(leaf, filter="short", worker_config=ALONE).leaves[0].source) == 6
     assert run(leaf, "short", "tokens < 3")[0] == 1
     assert "keeps 3 of 50" in run(leaf, "short", "tokens < 3", "--force-overwrite")[1]
-    for where, words in (("short", "is no condition"), ("tokens <", "no filter"), ("score > 1", "no column 'score'")):
+    for where, words in (
+        ("short", "is not a condition"),
+        ("tokens <", "not a filter"),
+        ("score > 1", "no column 'score'"),
+    ):
         code, output = run(leaf, "other", where)
         assert code == 1 and words in output

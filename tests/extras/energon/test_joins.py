@@ -131,7 +131,7 @@ def test_subsets(room: Path) -> None:
     inner = join(room)
     inner["splits"]["train"]["join"][0]["subset"] = {"range": ["0%", "50%"]}
     assert texts(inner) == ["a0+b0", "a2+b2"]
-    with pytest.raises(EmptyDatasetError, match="no sample is left of the join"):
+    with pytest.raises(EmptyDatasetError, match="the join has no samples"):
         inner["splits"]["train"]["join"][1]["split_part"] = "val"
         inner["splits"]["train"]["join"][1]["subset"] = {"range": [0, 1]}
         texts(inner)
@@ -240,7 +240,7 @@ def test_other_workers(room: Path, cache: Path) -> None:
     assert (len(received), received.key(3), received.fingerprint) == (4, "k06", dataset.leaves[0].source.fingerprint)
     (table,) = Path(cache, "joins").glob("*.join")
     table.unlink()
-    with pytest.raises(DataIndexError, match="was removed, or made anew"):
+    with pytest.raises(DataIndexError, match="was removed, or made again"):
         pickle.loads(sent).key(0)
     with pytest.raises(DataIndexError, match="no column 'length'"):
         received.column("length")
@@ -258,7 +258,7 @@ def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_joined(room: Path, write_dataset: Any) -> None:
     samples = {"a.tar": [("k00", {"txt": b"x"})], "b.tar": [("k00", {"txt": b"y"})]}
     write_dataset(room / "two", samples)
-    with pytest.raises(DatasetError, match="keys are there more than once, such as 'k00'"):
+    with pytest.raises(DatasetError, match="cannot be joined; repeated is 'k00'"):
         texts(join(room))
     with pytest.raises(UsageError, match="joined data sets have no measured skips"):
         texts(join(room), use_measured_skips=True)

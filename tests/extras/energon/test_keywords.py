@@ -121,11 +121,11 @@ def test_each_field_has_a_flat_name() -> None:
 TWICE: dict[str, tuple[dict[str, Any], str]] = {
     "beside its group": (
         {"batch_size": 2, "lanes": 4, "chunks": Chunks(lanes=8)},
-        r"lanes=4 beside chunks=Chunks\(lanes=8\): it is said twice",
+        r"lanes=4 and chunks=Chunks\(lanes=8\): the setting is given twice",
     ),
-    "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "said twice"),
-    "two names": ({"batch_size": 2, "chunk_size": 4, "plan_chunk": 8}, "plan_chunk=8 beside .*size=4.*said twice"),
-    "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' beside batching=ByTokens"),
+    "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "given twice"),
+    "two names": ({"batch_size": 2, "chunk_size": 4, "plan_chunk": 8}, "plan_chunk=8 and .*size=4.*given twice"),
+    "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' and batching=ByTokens"),
 }
 
 

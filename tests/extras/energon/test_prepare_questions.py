@@ -89,7 +89,7 @@ class TestQuestions:
 
     def test_when_nobody_answers(self, data: Path) -> None:
         code, output = run(data, answers="8,1,1\n")
-        assert code == 1 and "a question was not answered" in output and "--non-interactive" in output
+        assert code == 1 and "before all questions were answered" in output and "--non-interactive" in output
         assert written(data) == set()
 
 

@@ -101,7 +101,7 @@ def test_streaming_reads_what_was_made(tmp_path: Path, tars: Path) -> None:
 
 
 def test_jsonl(tmp_path: Path, tars: Path) -> None:
-    with pytest.raises(UsageError, match="part 'png' is of bytes") as error:
+    with pytest.raises(UsageError, match="part 'png' is bytes") as error:
         convert_dataset(str(tars), str(tmp_path / "x.jsonl"), "jsonl", workers=1)
     assert "--without png" in str(error.value.fix)
     file = tmp_path / "lines.jsonl"
@@ -251,12 +251,12 @@ def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Calla
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     for options in ({}, {"force_overwrite": True}):
-        with pytest.raises(UsageError, match="something here already"):
+        with pytest.raises(UsageError, match="the target exists already"):
             convert_dataset(str(tars), str(tmp_path / "mine"), "mds", workers=1, **options)
     uneven = {"s.tar": [("a", {"txt": b"x"}), ("b", {"txt": b"y", "cls": b"1"})]}
     path = write_dataset(tmp_path / "uneven", uneven, dataset_yaml=CRUDE)
     for to in ("mds", "parquet"):
-        with pytest.raises((UsageError, DatasetError), match="sample 'b' is not like those at the beginning"):
+        with pytest.raises((UsageError, DatasetError), match="sample 'b' differs from the first samples"):
             convert_dataset(str(path), str(tmp_path / to), to, look=1, workers=1)
     convert_dataset(str(path), str(tmp_path / "good"), "parquet", workers=1)
     assert samples(tmp_path / "good") == [{"txt": "x", "cls": None}, {"txt": "y", "cls": 1}]

@@ -136,5 +136,5 @@ def test_what_accelerate_looks_for_behind_a_loader(leaf_of: Leaf) -> None:
     assert len(AccelerateLoader(val_data(leaf, config)).dataset) == SAMPLES
     skipping = iter(skip_first_batches(loader, 3))
     assert numbers_of(next(skipping)) == expected(leaf, 4)[3]
-    with pytest.raises(UsageError, match="a trainer's data of a list"):
+    with pytest.raises(UsageError, match="the trainer's data is a list"):
         AccelerateLoader([])  # type: ignore[arg-type]

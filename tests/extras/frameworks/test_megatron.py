@@ -240,7 +240,7 @@ def test_wrong_calls_are_named(tmp_path: Path, leaf_of: Callable[..., Path]) -> 
     os.rename(tmp_path / "data/iter_0000001", tmp_path / "data/iter_0000003")
     config = WorkerConfig(rank=0, world_size=1, seed_offset=3)
     wrong = replace(args, iteration=3, consumed_train_samples=36)
-    with pytest.raises(StateMismatchError, match="the saved loader is at micro-batch 6, and the run at 18"):
+    with pytest.raises(StateMismatchError, match="the saved loader is at micro-batch 6, but the run is at 18"):
         data_iterators(make(args, config)[0], micro_batch_size=2, progress=wrong, states=tmp_path / "data")
-    with pytest.raises(UsageError, match="36 samples were consumed, and a micro-batch has 5"):
+    with pytest.raises(UsageError, match="36 consumed samples do not fill micro-batches of 5"):
         data_iterators(make(args, config)[0], micro_batch_size=5, progress=wrong)

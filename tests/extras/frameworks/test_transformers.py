@@ -239,7 +239,7 @@ def test_one_call_for_a_trainer_that_prepares_its_data(tmp_path: Path, leaf_of: 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, leaf_of: Leaf) -> None:
     leaf = leaf_of(SAMPLES, "hf")
-    with pytest.raises(UsageError, match="batches have 2 samples, and the trainer believes that they have 3"):
+    with pytest.raises(UsageError, match="batches have 2 samples, but the trainer assumes 3"):
         one_run(leaf, tmp_path, per_device_train_batch_size=3).train()
     elsewhere = train_data(leaf, WorkerConfig(rank=1, world_size=2))
     with pytest.raises(TopologyError, match="made for rank 1 of 2, and this process is rank 0 of 1"):

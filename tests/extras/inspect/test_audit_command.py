@@ -65,10 +65,10 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
     code, said = audit(*theirs, "--against", mine[0])
     assert code == 0 and "the same samples in all 9 steps" in said  # at 4, 8, 12, and then each 2 up to 24
     code, said = audit(*theirs, "--data", texts, "--state", saved)
-    assert code == 0 and "9 steps" in said and "just the samples" in said
+    assert code == 0 and "9 steps" in said and "exactly the samples" in said
     code, said = audit(mine[0], "--against", other / "trace.jsonl", "--data", texts, "--state", saved)
     assert code == 1 and "different samples first in step 0" in said
-    with pytest.raises(UsageError, match="there is nothing of rank 1 of 4"):
+    with pytest.raises(UsageError, match="rank 1 of 4 has no trace"):
         read_traces([theirs[0], *theirs[2:]])
 
 
@@ -97,9 +97,9 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
-    assert code == 1 and "is not known" in said and "--data" in said
+    assert code == 1 and "is unknown" in said and "--data" in said
     code, said = audit(saved, "--data", texts)
-    assert code == 1 and "a state alone says nothing about steps" in said
+    assert code == 1 and "a state alone does not record steps" in said
 
 
 class Twice(TaskEncoder):

@@ -63,7 +63,7 @@ def test_it_proposes_workers(folder: Path) -> None:
     proposal = next(line for line in lines if line.startswith("num_workers="))
     # A batch takes 40 ms: two workers make one in 20 ms, if the machine lets them.
     assert proposal.startswith(("num_workers=2,", "num_workers=3,", "num_workers=4,")), found.output
-    assert "times as fast as without workers" in proposal and "What limits the loader then: hooks." in lines
+    assert "times as fast as without workers" in proposal and "The loader is then limited by hooks." in lines
 
 
 def test_what_takes_too_much_memory_is_not_proposed(folder: Path) -> None:
@@ -83,5 +83,5 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
 
 
 def test_bad_options(folder: Path) -> None:
-    assert "is no number of bytes" in tune(folder, "--memory-limit", "lots").output
+    assert "is not a number of bytes" in tune(folder, "--memory-limit", "lots").output
     assert tune(folder, "--ranks", 0).exit_code == 2

@@ -29,7 +29,7 @@ def test_a_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "which files are media is not said"),
+        ((), "no rule that finds media is given"),
         (("--media-metadata-by-header", "--media-metadata-by-extension"), "exactly one"),
         (("--media-metadata-by-glob", "*.none"), "no file in the folder"),
     ],

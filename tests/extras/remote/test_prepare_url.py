@@ -120,7 +120,7 @@ def test_broken_shards_are_named(memory: Any) -> None:
 
 def test_what_cannot_be_written_to(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_url, "list_files", lambda *_: {"a.tar": {"size": 10240}})
-    with pytest.raises(UsageError, match=r"nothing can be written behind https://[\s\S]*upload"):
+    with pytest.raises(UsageError, match=r"https:// cannot be written to[\s\S]*upload"):
         prepare_dataset("https://example.org/ten", **OPTIONS)
     monkeypatch.undo()
 

@@ -133,7 +133,7 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     )
     for file, _ in files:
         os.close(file)
-    assert child.returncode and b"the process that asked for this is gone" in child.stderr
+    assert child.returncode and b"the process that requested this has ended" in child.stderr
     assert _bytes(tmp_path / "x") == before
 
 
@@ -148,7 +148,7 @@ def test_impossible_indexes_are_refused(tmp_path: Path) -> None:
         (lambda: build_blend_index([1] * 32_768, 10), "32768 data sets"),
         (lambda: build_blend_index([1], 0), "index of 0 samples"),
         (lambda: build_blend_index([1, -1], 10), "weight 1 of a blend is -1"),
-        (lambda: build_blend_index([1], 10, tmp_path), "at this path already"),
+        (lambda: build_blend_index([1], 10, tmp_path), "path exists already"),
         (lambda: build_blend_index([1], 10, tmp_path / "x", world_size=2), "without a barrier"),
         (lambda: build_blend_index([1], 10, tmp_path / "x", rank=1), "rank 1 of 1"),
         (lambda: shuffle_ahead(0, 1), "0 elements"),

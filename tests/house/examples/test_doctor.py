@@ -46,7 +46,7 @@ def wrong(findings: Iterable[Finding], level: str = "wrong") -> str:
         ({}, ""),
         ({"WORLD_SIZE": ""}, "but not WORLD_SIZE"),
         ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "but not MASTER_ADDR, MASTER_PORT"),
-        ({"RANK": "one"}, "RANK='one' is no number"),
+        ({"RANK": "one"}, "RANK='one' is not a number"),
         ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
         ({"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "host-0"}, ""),
     ],

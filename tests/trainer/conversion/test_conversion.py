@@ -311,6 +311,6 @@ def test_commands(tmp_path: Path, save_model: SaveModel) -> None:
     convert("to-file", tmp_path / "native", tmp_path / "one.safetensors")
     for words in (["native-to-hf", str(tmp_path / "native"), str(tmp_path / "x"), "--shard-size", "5 apples"],):
         result = run.invoke(main, ["convert-weights", *words])
-        assert result.exit_code == 1 and "no number of bytes" in result.output
+        assert result.exit_code == 1 and "not a number of bytes" in result.output
     result = run.invoke(main, ["convert-weights", "native-to-hf", str(tmp_path / "native"), str(theirs)])
     assert result.exit_code == 1 and "not empty" in result.output

@@ -59,7 +59,7 @@ def test_selective_keeps_about_half_and_repeats_no_product() -> None:
 
 def test_a_budget_needs_the_compiler() -> None:
     for wrong in ({"recompute_budget": 0.5}, {"recompute_budget": 1.5, "compile": True}):
-        with pytest.raises(ConfigError, match="no share that a compiler could keep to"):
+        with pytest.raises(ConfigError, match="not a share that a compiler can obey"):
             ModelConfig(**wrong)  # type: ignore[arg-type]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,22 @@ def metrics(output: Path) -> list[dict[str, Any]]:
     times = {"seconds", "data_wait", "tokens_per_second", "memory_gib"}
     assert all(times < entry.keys() for entry in lines)
     return [{key: value for key, value in entry.items() if key not in times} for entry in lines]
+
+
+@contextmanager
+def heard(level: int = logging.WARNING, *, of: str = "energon_lite.trainer.training") -> Iterator[list[str]]:
+    """What a part of the library logs in this process."""
+    said: list[str] = []
+    logger, handler = logging.getLogger(of), logging.Handler(level)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level
+    logger.setLevel(min(level, logging.WARNING))
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def send(number: signal.Signals, *, to_rank: int, at: int) -> Callable[[Trainer, int], None]:

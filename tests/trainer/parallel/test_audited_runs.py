@@ -59,7 +59,7 @@ def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(
     assert digests(tmp_path / "alone") == digests(moved) and len(digests(moved)) == 6
     for run in (tmp_path / "alone", moved):
         code, said = audit(run)
-        assert code == 0 and "6 steps, steps 1 to 6" in said and "just the samples" in said
+        assert code == 0 and "6 steps, steps 1 to 6" in said and "exactly the samples" in said
     assert audit(moved, "--against", tmp_path / "alone")[0] == 0
     if share == "broadcast":
         return

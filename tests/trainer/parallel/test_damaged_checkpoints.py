@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -21,14 +19,13 @@ from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_
 from tests.testing import examples
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import make_config, train
+from tests.trainer.parallel.small_runs import heard, make_config, train
 from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage
 from tests.trainer.parallel.test_checkpoint_files import cut, flip
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import Part
 
 NAMES = ["step-00000002", "step-00000004", "step-00000006"]
-LOGGER = logging.getLogger("energon_lite")
 
 
 def garbage(file: Path) -> None:
@@ -51,7 +48,7 @@ def empty(file: Path) -> None:
 DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "cut": ("__0_0.distcp", cut, r"__0_0\.distcp has \d+ bytes instead of \d+"),
     "lost": ("__0_0.distcp", Path.unlink, r"__0_0\.distcp is missing"),
-    "flipped": ("__0_0.distcp", flip, r"__0_0\.distcp is damaged: its checksum is another one"),
+    "flipped": ("__0_0.distcp", flip, r"__0_0\.distcp is damaged: its checksum differs"),
     "index cut": (".metadata", cut, r"\.metadata has \d+ bytes instead of \d+"),
     "index lost": (".metadata", Path.unlink, r"\.metadata is missing"),
     "manifest empty": ("manifest.json", empty, "the manifest of {name} is damaged"),
@@ -69,19 +66,6 @@ def damage(root: Path, name: str, how: str) -> str:
     file, work, said = DAMAGES[how]
     work(root / name / file)
     return said.format(name=name)
-
-
-@contextmanager
-def heard() -> Iterator[list[str]]:
-    """The warnings of this process."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    LOGGER.addHandler(handler)
-    try:
-        yield said
-    finally:
-        LOGGER.removeHandler(handler)
 
 
 def contents(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, bytes]:
@@ -119,7 +103,7 @@ def test_no_run_begins_again_in_silence(
     config = make_config(blend, output, keep=3)
 
     def begin(rank: int) -> tuple[int | str, list[str]]:
-        with heard() as warnings:
+        with heard(of="energon_lite") as warnings:
             try:
                 with Trainer(config) as trainer:
                     return trainer.resume(), warnings
@@ -163,7 +147,7 @@ def test_the_advice_ends_the_trouble_and_nothing_of_the_former_run_is_lost(
 
     def begin(rank: int, **changes: object) -> int:
         with (
-            heard() as said,
+            heard(of="energon_lite") as said,
             Trainer(dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))) as t,
         ):
             done = t.resume()
@@ -173,10 +157,10 @@ def test_the_advice_ends_the_trouble_and_nothing_of_the_former_run_is_lost(
             assert done or any("former-1" in line for line in said)
         return done
 
-    with pytest.raises(AssertionError, match="none of them is whole") as caught:
+    with pytest.raises(AssertionError, match="none of them is complete") as caught:
         run_ranks(1, begin)
     advice = str(caught.value)
-    assert "copy one of them" in advice and "train.checkpoints" in advice and "move" in advice
+    assert "copy a complete one" in advice and "train.checkpoints" in advice and "move" in advice
     assert run_ranks(1, lambda rank: begin(rank, checkpoints=str(tmp_path / "elsewhere"))) == [0]
     after = contents(finished)
     kept = {name.removeprefix("former-1/"): data for name, data in after.items() if name.startswith("former-1/")}
@@ -215,14 +199,14 @@ def test_who_looks_for_the_latest_or_for_weights_is_told_too(run_ranks: RunRanks
     root = tmp_path / "run"
     run_ranks(1, lambda rank: [str(Part(Layout()).save(root, step)) for step in (1, 2)])
     cut(root / "step-00000002" / "__0_0.distcp")
-    with heard() as said:
+    with heard(of="energon_lite") as said:
         assert latest_checkpoint(root) == root / "step-00000001"
     assert len(said) == 1 and "bytes instead of" in said[0] and "step-00000001 is used" in said[0]
     for whole in (True, False):  # another model would be taken
         with pytest.raises(StateError, match="bytes instead of"):
             find_weights(root, whole=whole)
     cut(root / "step-00000001" / "__0_0.distcp")
-    with pytest.raises(StateError, match="none of them is whole"):
+    with pytest.raises(StateError, match="none of them is complete"):
         latest_checkpoint(root)
     assert latest_checkpoint(tmp_path / "nothing") is None
 

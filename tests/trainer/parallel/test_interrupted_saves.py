@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import make_config, train
+from tests.trainer.parallel.small_runs import heard, make_config, train
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import STATE, Part
 
@@ -115,12 +114,8 @@ def test_a_checkpoint_that_cannot_be_finished_is_given_up_with_a_word(
     def job(rank: int) -> tuple[float, list[str]]:
         if rank in stuck:
             slow_writing(60.0)
-        said: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("energon_lite.trainer.training").addHandler(handler)
         began = time.monotonic()
-        with pytest.raises(Spoilt):
+        with heard() as said, pytest.raises(Spoilt):
             train(config, fail(3, Spoilt))
         return time.monotonic() - began, [text for text in said if "checkpoint" in text]
 

@@ -15,30 +15,20 @@ from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 
-def test_tensor_parallel_peers_are_neighbours(run_ranks: RunRanks) -> None:
-    def peers(rank: int) -> dict[str, list[int]]:
+def test_tensor_parallel_peers_are_neighbours_and_data_parallel_ones_have_other_tokens(run_ranks: RunRanks) -> None:
+    def look(rank: int) -> tuple[dict[str, list[int]], float, list[bool]]:
         mesh = build_mesh(tp=2)
         groups = {axis: mesh.group(axis) for axis in ("pp", "dp", "cp", "tp")}
-        return {axis: dist.get_process_group_ranks(group) for axis, group in groups.items() if group is not None}
+        peers = {axis: dist.get_process_group_ranks(group) for axis, group in groups.items() if group is not None}
+        total = mesh.sum_over_data(torch.tensor(10.0**rank)).item()
+        return peers, total, [mesh.any_rank(rank == 1), mesh.any_rank(False)]
 
-    assert run_ranks(4, peers) == [
-        {"dp": [0, 2], "tp": [0, 1]},
-        {"dp": [1, 3], "tp": [0, 1]},
-        {"dp": [0, 2], "tp": [2, 3]},
-        {"dp": [1, 3], "tp": [2, 3]},
+    assert run_ranks(4, look) == [
+        ({"dp": [0, 2], "tp": [0, 1]}, 101.0, [True, False]),
+        ({"dp": [1, 3], "tp": [0, 1]}, 1010.0, [True, False]),
+        ({"dp": [0, 2], "tp": [2, 3]}, 101.0, [True, False]),
+        ({"dp": [1, 3], "tp": [2, 3]}, 1010.0, [True, False]),
     ]
-
-
-def test_sums_go_over_the_ranks_that_hold_different_tokens(run_ranks: RunRanks) -> None:
-    def total(rank: int) -> float:
-        return build_mesh(tp=2).sum_over_data(torch.tensor(10.0**rank)).item()
-
-    assert run_ranks(4, total) == [101.0, 1010.0, 101.0, 1010.0]
-
-
-def test_one_rank_can_tell_all(run_ranks: RunRanks) -> None:
-    assert run_ranks(3, lambda rank: build_mesh().any_rank(rank == 1)) == [True] * 3
-    assert run_ranks(3, lambda rank: build_mesh().any_rank(False)) == [False] * 3
 
 
 def test_one_process_needs_no_group(run_ranks: RunRanks) -> None:

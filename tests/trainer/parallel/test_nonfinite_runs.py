@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training.step import evaluate_each
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.small_runs import make_config, metrics, send, train
+from tests.trainer.parallel.small_runs import heard, make_config, metrics, send, train
 
 Disturb = Callable[[Trainer, int], None]
 
@@ -108,11 +107,8 @@ def test_a_few_steps_that_are_not_finite_are_left_out_and_said(
     config = make_config(blend, tmp_path / "run", steps=8, save_every=2, keep=9)
 
     def job(rank: int) -> tuple[int, list[str]]:
-        said: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("energon_lite.trainer.training").addHandler(handler)
-        return train(config, spoil_gradients(4, 5, 7)), [text for text in said if "not finite" in text]
+        with heard() as said:
+            return train(config, spoil_gradients(4, 5, 7)), [text for text in said if "not finite" in text]
 
     ((done, said),) = run_ranks(1, job)
     assert done == 8 and len(said) == 3

@@ -273,7 +273,7 @@ def test_a_model_has_one_optimizer_at_a_time(run_ranks: RunRanks) -> None:
         net, first, mesh = make()
         train(net, first, mesh, begin)
         second = OverlappedDistributedOptimizer(net, mesh, CONFIG)
-        with pytest.raises(UsageError, match="another one has the same parameters"):
+        with pytest.raises(UsageError, match="another optimizer has the same parameters"):
             train(net, second, mesh, begin)
         second.close()
         first.close()

@@ -71,5 +71,5 @@ def test_a_profiled_run_is_the_same_run(run_ranks: RunRanks, blend: Path, tmp_pa
 
 @pytest.mark.parametrize("window", [(0, 3), (4, 3)])
 def test_a_window_that_is_none_is_refused(window: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="no window of steps"):
+    with pytest.raises(ConfigError, match="not a window of steps"):
         TrainConfig(profile=window)

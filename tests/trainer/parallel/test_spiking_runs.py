@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from energon_lite.trainer import Trainer, read_state
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.small_runs import make_config, metrics, send, train
+from tests.trainer.parallel.small_runs import heard, make_config, metrics, send, train
 from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS
 
 
@@ -38,10 +37,6 @@ def test_the_update_of_a_spike_is_left_out_counted_and_said(run_ranks: RunRanks,
     config = make_config(blend, tmp_path / "run", steps=7, spike_factor=2.0, spike_window=4)
 
     def job(rank: int) -> tuple[bool, list[str]]:
-        said: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("energon_lite.trainer.training").addHandler(handler)
         kept: list[list[torch.Tensor]] = []
 
         def disturb(trainer: Trainer, step: int) -> None:
@@ -50,7 +45,8 @@ def test_the_update_of_a_spike_is_left_out_counted_and_said(run_ranks: RunRanks,
                 trainer.optimizer.wait_parameters()
                 kept.append([p.detach().clone() for p in trainer.model.parameters()])
 
-        train(config, disturb)
+        with heard() as said:
+            train(config, disturb)
         return all(map(torch.equal, *kept)), [text for text in said if "updates nothing" in text]
 
     ((same, said),) = run_ranks(1, job)

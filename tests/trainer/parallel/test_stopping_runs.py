@@ -19,7 +19,7 @@ from energon_lite.trainer.training import process
 from energon_lite.trainer.training.process import Requests
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, line, make_config, metrics, send, train
+from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, heard, line, make_config, metrics, send, train
 from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS, saved
 
 WriteDataset = Callable[..., Path]
@@ -34,13 +34,8 @@ def listen_to(*numbers: signal.Signals) -> None:
 
 def said(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None = None) -> tuple[int, list[str]]:
     """Steps that one rank's run has done, and what it said."""
-    texts: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("energon_lite.trainer.training")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    return train(config, disturb), texts
+    with heard(logging.INFO) as texts:
+        return train(config, disturb), texts
 
 
 def test_sigusr1_saves_and_stops_as_sigterm_does(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:

@@ -30,10 +30,17 @@ X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)
 F64: Any = {"dtype": torch.float64, "std": 0.5}
 
 
-def whole(module: torch.nn.Module, make: Callable[[ParallelMesh], torch.nn.Module]) -> dict[str, torch.Tensor]:
+def drawn(module: torch.nn.Module, mesh: ParallelMesh) -> Any:
+    """Give a module its initial weights, and biases that are not zero."""
+    initialize_parameters(module, seed=3, mesh=mesh)
+    for p in module.parameters():
+        p.data.add_(p.dim() == 1)
+    return module
+
+
+def whole(make: Callable[[ParallelMesh], torch.nn.Module]) -> dict[str, torch.Tensor]:
     """The uncut weights of a module: those that one process alone would have."""
-    alone = make(ParallelMesh())
-    initialize_parameters(alone, seed=3, mesh=ParallelMesh())
+    alone = drawn(make(ParallelMesh()), ParallelMesh())
     return {name: p.detach().requires_grad_() for name, p in alone.named_parameters()}
 
 
@@ -46,9 +53,8 @@ def assert_gradients(module: torch.nn.Module, weights: dict[str, torch.Tensor], 
 
 def check_layer(mesh: ParallelMesh, make: Callable[[ParallelMesh], Any], expect: Callable[[Any, Any], Any]) -> None:
     """Output, and gradients of input and weights, of a cut module and of torch's function of the uncut weights."""
-    module = make(mesh)
-    initialize_parameters(module, seed=3, mesh=mesh)
-    weights, x, y = whole(module, make), X.clone().requires_grad_(), X.clone().requires_grad_()
+    module = drawn(make(mesh), mesh)
+    weights, x, y = whole(make), X.clone().requires_grad_(), X.clone().requires_grad_()
     out, expected = module(x), expect(weights, y)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     out.square().sum().backward()
@@ -61,9 +67,8 @@ def check_embedding(mesh: ParallelMesh) -> None:
     def make(mesh: ParallelMesh) -> VocabParallelEmbedding:
         return VocabParallelEmbedding(8, 6, mesh, **F64)
 
-    module = make(mesh)
-    initialize_parameters(module, seed=3, mesh=mesh)
-    w, tokens = whole(module, make), torch.tensor([[0, 7, 3], [3, 3, 5]])
+    module = drawn(make(mesh), mesh)
+    w, tokens = whole(make), torch.tensor([[0, 7, 3], [3, 3, 5]])
     out, expected = module(tokens), F.embedding(tokens, w["weight"])
     assert torch.equal(out, expected)
     out.square().sum().backward()

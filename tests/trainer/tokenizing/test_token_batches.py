@@ -127,16 +127,6 @@ def test_rows_that_were_measured_are_planned_as_they_are(chats: Path, tmp_path: 
     assert loader.stats()["failed"] == 0
 
 
-def test_samples_that_are_split_keep_every_position(chats: Path) -> None:
-    loader = loader_of(chats, {"strategy": "concat_split", "tokens": 16}, repeat=False)
-    batches = list(loader)
-    column = column_of(chats, "train")
-    assert max(batch.num_tokens for batch in batches) == 16
-    # One position fewer than tokens: the last one has no label.
-    assert sum(batch.num_tokens for batch in batches) == int(column[:].sum()) - len(column)
-    assert loader.stats()["failed"] == 0
-
-
 def test_plan_reads_the_column(chats: Path) -> None:
     column = column_of(chats, "train")
     result = run("plan", chats, "--capacity", CAPACITY)

@@ -114,7 +114,7 @@ def test_of_a_chat_the_answers_are_learned_wherever_images_are(
     sample.images = [torch.full((3, 4, 4), number / 10) for number in range(len(places))]
     answers = [[*text.replace("<image>", "").encode(), EOS] for role, text in said if role == "assistant"]
     if not answers:
-        with pytest.raises(SkipSample, match="would count"):
+        with pytest.raises(SkipSample, match="counts in the loss"):
             encoded(sample)
         return
     row = encoded(sample)
@@ -237,7 +237,7 @@ def batch_of(**changes: Any) -> MultimodalBatch:
         (None, "Other returned a NoneType"),
         (pad_sequences([sequence(1, 259)], pad=0), "Other made a token 259.*the model has 259 tokens"),
         (pad_sequences([sequence(1, -1)], pad=0), "Other made a token -1"),
-        (batch_of(loss_mask=torch.ones(2, 3)), r"made loss_mask of shape \[2, 3\] beside tokens \[2, 2\]"),
+        (batch_of(loss_mask=torch.ones(2, 3)), r"made loss_mask of shape \[2, 3\] for tokens of shape \[2, 2\]"),
         (batch_of(tokens=torch.ones(2, dtype=torch.int64)), r"made tokens of shape \[2\]"),
         (
             dataclasses.replace(pack_sequences([sequence(1, 2)], pad=0), position_ids=torch.tensor([[0, 5]])),
@@ -332,7 +332,7 @@ def test_a_wrong_name_and_wrong_arguments_are_told(module: str) -> None:
         named("nowhere", "Own")
     with pytest.raises(ConfigError, match="unexpected keyword argument 'shuot'"):
         named(module, "Own", shuot=True)
-    with pytest.raises(UsageError, match="gives a int, and no task encoder"):
+    with pytest.raises(UsageError, match="gives a int, not a task encoder"):
         named(module, "number")
     with pytest.raises(AttributeError, match="nothing"):
         named(module, "broken")  # the user's own mistake is shown as it is

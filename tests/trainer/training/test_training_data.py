@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
@@ -31,15 +29,6 @@ def text(value: str) -> TextSample:
 def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSequence:
     with hook_context(HookContext(seed)):
         return encoder(training).encode_sample(sample)
-
-
-@given(st.text())
-def test_every_text_comes_back_from_its_tokens(value: str) -> None:
-    tokenizer = ByteTokenizer()
-    tokens = tokenizer.encode(value)
-    assert tokens[0] == BOS and tokens[-1] == EOS and max(tokens) < tokenizer.vocab_size
-    assert tokenizer.decode(tokens) == value
-    assert tokenizer.decode([*tokens, PAD, 65]) == value, "nothing counts after the end"
 
 
 def test_broken_utf8_is_marked() -> None:

@@ -165,7 +165,7 @@ class JsonParser:
         try:
             return kind(**given)
         except Exception as error:
-            raise ConfigError(f"{kind.__name__} does not take that: {error}", at=path, fix="correct it") from error
+            raise ConfigError(f"{kind.__name__} refuses these arguments: {error}", at=path, fix="correct it") from error
 
 
 def load_config(
@@ -293,7 +293,7 @@ def to_json_object(obj: Any) -> Any:
         kind = "__class__" if isinstance(obj, type) else "__function__"
         return {"__module__": obj.__module__, kind: obj.__name__}
     raise UsageError(
-        f"a {type(obj).__name__} is no plain data", fix="give dataclasses, dicts, lists, texts and numbers"
+        f"a {type(obj).__name__} is not plain data", fix="give dataclasses, dicts, lists, texts and numbers"
     )
 
 

@@ -39,7 +39,7 @@ class _Module(types.ModuleType):
         if path in _KNOWN or any(known.startswith(f"{path}.") for known in _KNOWN):
             return importlib.import_module(f"{PACKAGE}.{path}")
         if below in PARTLY and not name.startswith("_"):
-            raise ImportError(f"{name} of {self.__name__} is not to be had from energon_lite: it {_machinery(below)}")
+            raise ImportError(f"{name} of {self.__name__} is not available in energon_lite: it {_machinery(below)}")
         raise AttributeError(f"module {self.__name__!r} (of energon_lite.extras.energon) has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -71,7 +71,7 @@ def resolve(name: str, of_module: str = "") -> Any:
     """
     counterpart = AHEAD.get(name) or meaning(name, of_module)
     if counterpart.ours is None:
-        raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {counterpart.note}")
+        raise ImportError(f"{name} of {PACKAGE} is not available in energon_lite: {counterpart.note}")
     module, _, attribute = counterpart.ours.partition(":")
     if attribute == "__version__":
         return energon_version()
@@ -100,7 +100,7 @@ class _Finder(MetaPathFinder, Loader):
             return ModuleSpec(fullname, self, is_package=is_package, origin="energon_lite.extras.energon")
         instead = _machinery(below)
         if instead is not None:
-            what = f"{fullname} is machinery of Energon's, which energon_lite does without: it {instead}"
+            what = f"{fullname} is internal to Energon, and energon_lite has no counterpart: it {instead}"
             raise ModuleNotFoundError(what, name=fullname)
         return None
 

@@ -78,7 +78,7 @@ class BaseCoreDatasetFactory(ABC, Generic[SampleT]):
         Raises:
             UsageError: this kind of data has no store.
         """
-        raise UsageError(f"{type(self).__name__} is no store of files", fix="name it under `aux` in a metadataset")
+        raise UsageError(f"{type(self).__name__} is not a file store", fix="name it under `aux` in a metadataset")
 
 
 class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):

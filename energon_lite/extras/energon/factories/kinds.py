@@ -172,8 +172,8 @@ def iter_tar_contents(
                 data = tar.extractfile(member) if part in extract_keys else None
                 sample[part] = None if data is None else data.read()
     except (tarfile.TarError, EOFError) as error:
-        what = f"it is no tar, or not a whole one: {error}"
-        raise ShardFormatError(what, where=where, fix="write it anew") from error
+        what = f"it is not a complete tar: {error}"
+        raise ShardFormatError(what, where=where, fix="write it again") from error
     except FileNotFoundError as error:
         raise DatasetError("there is no such file", where=where, fix="check the path") from error
     if sample:

@@ -287,7 +287,7 @@ def traverse_metadataset(
         >>> [str(one.path) for one in traverse_metadataset("blend.yaml", split_part="train")]
     """
     if not is_metadataset(path):
-        raise UsageError("this is no metadataset", where=os.fspath(path), fix="use load_dataset")
+        raise UsageError("this is not a metadataset", where=os.fspath(path), fix="use load_dataset")
     return load_dataset(path, **kwargs).traverse(split_part=split_part)
 
 

@@ -184,7 +184,7 @@ class _ByContent(WrapperDataset):
         plan = inner.plan
         if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
             raise UsageError(
-                f"{name} of a {type(inner).__name__} that is no data set of single samples",
+                f"{name} of a {type(inner).__name__} that is not a data set of single samples",
                 fix="give what get_train_dataset(..., batch_size=None) returned, or use the hooks of its task encoder",
             )
         if inner.batched:

@@ -95,7 +95,7 @@ class ItemsDataset(PlannedDataset):
     def _restored(self, key: tuple[Any, ...], runner: Any) -> list[Any]:
         items = super()._restored(key, runner)
         if items and items[0] is None:
-            raise SampleError(f"there is nothing at {key}: it was skipped, or failed", fix="see the loader's stats()")
+            raise SampleError(f"there is no item at {key}: it was skipped, or failed", fix="see the loader's stats()")
         return items
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class ItemsRunner(JobRunner):
             runner.share(services)
 
     def __copy__(self) -> ItemsRunner:
-        raise UsageError("start_method='thread' with wrapped data sets", fix="use processes, or wrap nothing")
+        raise UsageError("start_method='thread' with wrapped data sets", fix="use processes, or no wrappers")
 
     def run(self, job: Any) -> Result:
         """Make the item of a job.
@@ -313,7 +313,7 @@ class ItemsRunner(JobRunner):
                     break
             made = self._apply(self._batcher, examples, job, 0) if examples else None
             if made is None or isinstance(made, Failure):
-                raise SampleError("what an empty batch looks like is not clear", fix="see what the batcher makes")
+                raise SampleError("the form of an empty batch is unknown", fix="see what the batcher makes")
             self._example = made, len(examples)
         return empty_like(*self._example)
 

@@ -127,7 +127,7 @@ class ConcatStream(ItemStream):
         lengths = [inner.per_pass for inner in inners]
         if None in lengths[:-1]:
             raise UsageError(
-                f"data set {lengths.index(None)} of a ConcatDataset never ends: nobody would see those after it",
+                f"data set {lengths.index(None)} of a ConcatDataset never ends: those after it would never be read",
                 fix="limit it (LimitDataset, or repeat=False), or mix them with BlendDataset",
             )
         self._starts = np.cumsum([0, *(length or 0 for length in lengths)])
@@ -308,5 +308,5 @@ class ItemOrder:
     def rebased(self, rebase: object) -> ItemOrder:
         raise UsageError(
             "a wrapped data set cannot be carried over to another blend",
-            fix="rebase the state of a loader of the data set inside, or begin afresh",
+            fix="rebase the state of a loader of the data set inside, or start without the state",
         )

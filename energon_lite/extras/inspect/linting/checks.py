@@ -283,7 +283,7 @@ class SampleExaminer:
             for name, accesses in field_map.fields:
                 parts = list(dict.fromkeys(access.part for access in accesses))
                 if there.isdisjoint(parts) and self.optional.isdisjoint(parts):
-                    yield "missing part", parts[0], f"field {name!r} has nothing to be made of: no {' or '.join(parts)}"
+                    yield "missing part", parts[0], f"field {name!r} cannot be filled: there is no {' or '.join(parts)}"
         elif self.usual is not None and there < self.usual:
             for name in sorted(self.usual - there - self.optional):
                 yield "missing part", name, f"it has {', '.join(there) or 'nothing'}, and nearly all others {name} too"

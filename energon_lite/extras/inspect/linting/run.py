@@ -177,7 +177,7 @@ def _duplicates(
             if names[first] == names[again]:  # otherwise only the hashes are equal
                 shard, other = spans[first[0]].shard, spans[again[0]].shard
                 where = "this shard" if shard == other else shard
-                what = f"a sample of {where} has the key, too"
+                what = f"a sample of {where} has the same key"
                 yield Problem(target.spec.path, other, names[again], "", "duplicate key", what)
 
 

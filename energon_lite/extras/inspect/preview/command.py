@@ -169,7 +169,7 @@ def _samples_of(site: Site, key: str | None, leaf: int | None) -> list[tuple[int
         raise UsageError(
             f"no sample has the key {key!r}",
             where=site.run.path,
-            fix="a key is what stands before the first dot of a name in a shard; --split-parts chooses the split",
+            fix="a key is the part of a name in a shard before the first dot; --split-parts chooses the split",
         )
     return samples[:_MOST_FOUND]
 

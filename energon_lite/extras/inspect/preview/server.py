@@ -62,7 +62,7 @@ class PreviewServer(BoundedServer):
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise UsageError(
-                f"port {port} cannot be had: {error.strerror}", fix="give another --port, or none"
+                f"port {port} cannot be opened: {error.strerror}", fix="give another --port, or none"
             ) from None
         site.base = f"/{self.token}/"
         self.url = f"http://127.0.0.1:{self.server_address[1]}{site.base}"

@@ -78,7 +78,7 @@ class RunOptions:
         state = merged([file.state for file in files], [file.name for file in files])
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
-            raise StateError("the state does not say how its run was", where=path, fix="give the options themselves")
+            raise StateError("the state has no settings of its run", where=path, fix="give the options themselves")
         others = ("dataset_config", "split_config", "trust_code", "chunks", "ranks", "state")
         names = {field.name for field in fields(self)}.difference(others)
         given = {name: settings[name] for name in names & settings.keys()}

@@ -255,10 +255,10 @@ class StepFinder:
                 if moved == wanted:
                     return Place(None, *place)
             chunk = wanted // max(size, 1)
-            what = "batches are planned by tokens, one chunk after the other, and nobody counts those before a step"
+            what = "batches are planned by tokens, chunk by chunk, so the chunk of a step is unknown"
             raise UsageError(f"step {step:,}: {what}", fix=f"look at a chunk: this step is near chunk {chunk:,}")
         raise UsageError(
-            f"step {step:,}: hooks make the batches of this run, and nobody knows how many come before a step",
+            f"step {step:,}: hooks make the batches of this run, so their number before a step is unknown",
             fix="look at a chunk, or at a batch by its restore key",
         )
 
@@ -270,7 +270,7 @@ class StepFinder:
         """
         plan, number = self._dataset.plan, place.chunk
         if self.by_step != (place.step is not None):
-            there = "steps, and no chunks" if self.by_step else "chunks, and steps of which nobody knows the number"
+            there = "steps, and no chunks" if self.by_step else "chunks, and steps of unknown number"
             raise UsageError(f"there is no {place}", where=self._run.path, fix=f"this run has {there}")
         if place.step is not None:
             number = place.step * self._run.options.ranks

@@ -61,7 +61,7 @@ def test_a_named_field() -> None:
 def test_the_encoder_says_it() -> None:
     length = SampleLength(Own())
     assert length({"n": 4, "tokens": [1]}) == 5 and str(length) == "sample_length"
-    with pytest.raises(FatalSampleError, match=r"Own.sample_length returned -1, which is no length"):
+    with pytest.raises(FatalSampleError, match=r"Own.sample_length returned -1, which is not a length"):
         length({"n": -2})
     with pytest.raises(FatalSampleError, match=r"returned 1.5"):
         length({"n": 0.5})

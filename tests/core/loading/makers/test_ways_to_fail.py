@@ -60,7 +60,7 @@ RETURNS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a class": (lambda value: TaskEncoder, "returned a type"),
     "a function": (lambda value: _raises, "returned a function"),
     "what was to be raised": (lambda value: SkipSample("no"), "did you mean `raise SkipSample(...)`?"),
-    "a generator": (lambda value: (one for one in [value]), "is no generator function"),
+    "a generator": (lambda value: (one for one in [value]), "is not a generator function"),
     "a coroutine": (lambda value: _later(), "returned a coroutine"),
     "what is lazy": (lambda value: map(str, [value]), "make a list of it"),
 }

@@ -144,7 +144,7 @@ def test_a_copy_in_another_process(data: Path) -> None:
     assert copy.fingerprint == source.fingerprint and len(pickle.dumps(source)) < 700 + versions
     pickled = pickle.dumps(source)
     write_column(data, "skip", np.eye(12, dtype=np.uint8)[1])
-    with pytest.raises(DataIndexError, match="measured anew while it was in use"):
+    with pytest.raises(DataIndexError, match="measured again while it was in use"):
         pickle.loads(pickled).key(0)
 
 

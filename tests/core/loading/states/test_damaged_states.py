@@ -270,7 +270,7 @@ def test_files_that_are_nested_or_shared_without_end(
     with pytest.raises(StateError, match="damaged"):
         read_state_files([tmp_path / "deep.json"])
     (tmp_path / "keys").write_bytes(msgpack.packb([1, 2]).join([b"\x81", b"\x01"]))
-    with pytest.raises(StateError, match="damaged, or no state"):
+    with pytest.raises(StateError, match="damaged, or not a state"):
         read_state_files([tmp_path / "keys"])
     (tmp_path / "1²2.json").write_text(json.dumps(state))
     (tmp_path / "laughs.pt").unlink()

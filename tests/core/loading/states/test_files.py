@@ -50,13 +50,13 @@ def test_cut_at_any_byte(state: dict[str, Any], tmp_path: Path, suffix: str) -> 
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
-        (b"{'a': 1}", "damaged, or no state"),
+        (b"{'a': 1}", "damaged, or not a state"),
         (b'{"a": 1}', "no loader state in the file"),
-        (b"[" * 100_000, "damaged, or no state"),
-        (b"\xc1abc", "damaged, or no state"),
+        (b"[" * 100_000, "damaged, or not a state"),
+        (b"\xc1abc", "damaged, or not a state"),
         (b"\x05", "no loader state in the file"),
-        (b"PK\x03\x04 and no more", "damaged, or no state"),
-        (b"\x80\x02 and no more", "damaged, or no state"),
+        (b"PK\x03\x04 and no more", "damaged, or not a state"),
+        (b"\x80\x02 and no more", "damaged, or not a state"),
     ],
 )
 def test_other_files(tmp_path: Path, content: bytes, words: str) -> None:

@@ -16,6 +16,9 @@ import pytest
 import yaml
 from PIL import Image
 
+import energon_lite
+from tests.testing import output_of
+
 os.environ.setdefault("MSC_DISABLE_TELEMETRY", "1")
 
 
@@ -98,18 +101,13 @@ def energon_prepare(root: Path, *options: str) -> str:
 
 def lite_prepare(root: Path, *options: str) -> str:
     """Run ``energon-lite prepare`` in this process; returns what it printed."""
-    from click.testing import CliRunner
-
-    from energon_lite.cli.main import main
-
-    result = CliRunner().invoke(main, ["prepare", str(root), "--non-interactive", *options])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("prepare", root, "--non-interactive", *options)
 
 
 def energon_samples(root: Path, split: str, *, decode: bool = True, **options: Any) -> list[dict[str, Any]]:
     """All samples of a split as Energon reads them, as plain dicts."""
-    from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, edataclass, get_loader, get_val_dataset
+    import megatron.energon
+    from megatron.energon import Cooker, Sample, TaskEncoder, edataclass
     from megatron.energon import SampleDecoder as EnergonDecoder
     from megatron.energon import basic_sample_keys as base
     from megatron.energon import stateless as energon_stateless
@@ -126,34 +124,29 @@ def energon_samples(root: Path, split: str, *, decode: bool = True, **options: A
         decoder = EnergonDecoder() if decode else None
         cookers = [Cooker(cook)]
 
-    dataset = get_val_dataset(
-        str(root),
-        split_part=split,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=None,
-        task_encoder=Encoder(),
-        **options,
-    )
-    return [plain(sample) for sample in get_loader(dataset)]
+    return _samples(megatron.energon, root, split, Encoder(), options)
 
 
 def lite_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]:
     """All samples of a split as we read them, as plain dicts."""
-    from energon_lite import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 
-    class Encoder(DefaultTaskEncoder):
+    class Encoder(energon_lite.DefaultTaskEncoder):
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-    dataset = get_val_dataset(
+    return _samples(energon_lite, root, split, Encoder(), options)
+
+
+def _samples(lib: Any, root: Path, split: str, encoder: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
+    dataset = lib.get_val_dataset(
         str(root),
         split_part=split,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
         batch_size=None,
-        task_encoder=Encoder(),
+        task_encoder=encoder,
         **options,
     )
-    return [plain(sample) for sample in get_loader(dataset)]
+    return [plain(sample) for sample in lib.get_loader(dataset)]
 
 
 def plain(sample: Any) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def test_absent_names_say_what_to_write_and_all_can_be_undone() -> None:
         absent,
         (
             "use yaml",
-            "machinery of Energon's",
+            "is internal to Energon",
             "cannot import name 'nothing'",
             "No module named 'megatron.energon.nothing'",
             "has no attribute 'nothing'",

@@ -174,7 +174,7 @@ def test_metadatasets_are_looked_into(leaf_of: Callable[..., Path], tmp_path: Pa
         (0.5, None, 3),
     ]
     prepare_metadataset(tmp_path / "out.yaml")
-    with pytest.raises(UsageError, match="no metadataset"):
+    with pytest.raises(UsageError, match="not a metadataset"):
         traverse_metadataset(a, split_part="train")
     (tmp_path / "empty.yaml").write_text("__class__: MetadatasetV2\n__module__: megatron.energon\n")
     with pytest.raises(ConfigError, match="splits"):

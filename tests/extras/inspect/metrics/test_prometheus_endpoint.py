@@ -106,14 +106,14 @@ def test_one_who_says_nothing_does_not_keep_others_waiting() -> None:
 def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
     with PrometheusEndpoint(0) as endpoint:
         port = int(endpoint.url.split(":")[2].split("/")[0])
-        with pytest.raises(UsageError, match=f"nothing can be served at 127.0.0.1:{port}"):
+        with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{port}"):
             PrometheusEndpoint(port)
     with PrometheusEndpoint(port):
         pass  # it is free again
     with pytest.raises(UsageError, match="another port"):
         PrometheusEndpoint(70_000)
     for name in ("a-b", "__x", "name", ""):
-        with pytest.raises(UsageError, match="no name of a label"):
+        with pytest.raises(UsageError, match="not the name of a label"):
             PrometheusEndpoint(0, labels={name: "x"})
 
 

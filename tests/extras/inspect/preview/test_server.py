@@ -95,7 +95,7 @@ class TestWhoMayAsk:
         assert head.status == 200 and not head.body and abs(int(head.headers["content-length"]) - len(whole.body)) < 200
 
     def test_a_port_that_is_taken(self, server: PreviewServer) -> None:
-        with pytest.raises(UsageError, match="cannot be had"):
+        with pytest.raises(UsageError, match="cannot be opened"):
             PreviewServer(server.site, server.server_address[1])
 
 
