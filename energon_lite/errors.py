@@ -24,8 +24,16 @@ __all__ = [
     *("FatalSampleError", "FatalStorageError", "FieldAccessError", "MissingEntryError", "MissingShardError"),
     *("NonFiniteError", "NotPreparedError", "SampleError", "SampleException", "ShardChangedError"),
     *("ShardFormatError", "SkipSample", "StateError", "StateMismatchError", "TopologyError", "TrustError"),
-    *("UnknownLengthError", "UnlikeError", "UsageError", "WorkerError", "WrongHookError", "check_choice", "counted"),
-    *("did_you_mean", "field_of", "listed", "nearest", "require"),
+    *(
+        "UnknownLengthError",
+        "UnlikeError",
+        "UsageError",
+        "WorkerError",
+        "WrongHookError",
+        "at_least_one",
+        "check_choice",
+    ),
+    *("counted", "did_you_mean", "field_of", "listed", "nearest", "require"),
 ]
 
 
@@ -184,6 +192,13 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         known = f"give one of {', '.join(map(repr, choices))}"
         raise UsageError(f"{name} is {value!r}", fix=did_you_mean(value, choices, known))
+
+
+def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
+    """Refuse settings below 1; None passes."""
+    for name, value in settings.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}", fix=fix)
 
 
 class TrustError(ConfigError):

@@ -19,10 +19,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, Oversize, PlanOrder, arrange, concatenate, cut_to_fit
 from energon_lite.batching.packing import checked_packing_capacity
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import permute_array
 

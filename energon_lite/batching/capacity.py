@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 
 __all__ = [
     "UNITS",
@@ -17,7 +17,6 @@ __all__ = [
     "Capacity",
     "Ints",
     "Unit",
-    "at_least_one",
     "checked_lengths",
     "largest_fitting",
 ]
@@ -164,13 +163,6 @@ class Capacity:
 
     def _size(self, length: int) -> int:
         return int(self.sizes(np.array([length], dtype=np.int64))[0])
-
-
-def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
-    """Refuse settings below 1; None passes."""
-    for name, value in settings.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}", fix=fix)
 
 
 def checked_lengths(lengths: object, name: str = "lengths") -> Ints:

@@ -21,18 +21,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.digests import AddressList, address_hashes, sums_of_groups
-from energon_lite.batching.micro_batches import Counts
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order import Order
 from energon_lite.order.orders import Addresses
 from energon_lite.order.permutation import MAX_LENGTH
+
+if TYPE_CHECKING:
+    from energon_lite.batching.micro_batches import Counts
 
 __all__ = [
     "ChunkPlan",
@@ -141,6 +142,8 @@ class Plan(ChunkedOrder, ABC):
 
         The call also says that these chunks are now in use: the following ones should be planned soon.
         """
+        from energon_lite.batching.micro_batches import Counts
+
         return Counts()
 
     def undelivered(self, pass_number: int, place: Place) -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
-from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, at_least_one, checked_lengths
+from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.packing import BestFit, ConcatSplit, Greedy
 from energon_lite.batching.padded import Fixed, LengthDifference, MaxLength, SortedWindow
 from energon_lite.documents import Node, from_plain, keys_of, located, read_keys
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order.hashing import hash_ints
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from energon_lite.batching.capacity import at_least_one
+from energon_lite.errors import at_least_one
 
 __all__ = ["TransformerShape"]
 

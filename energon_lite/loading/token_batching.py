@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
+from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.steps import IMAGES, STEP_VERSION, TOKENS, CostColumns, Lengths, StepCostModel
 from energon_lite.batching.strategy import (
     CHUNK,
@@ -26,7 +26,7 @@ from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.documents.node import Node
 from energon_lite.entry_points import cost_models, load
-from energon_lite.errors import DataIndexError, TopologyError, UsageError, listed
+from energon_lite.errors import DataIndexError, TopologyError, UsageError, at_least_one, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.makers.batch_runner import Leaf

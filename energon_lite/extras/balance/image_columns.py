@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, at_least_one
-from energon_lite.errors import DecodeError, UsageError, listed
+from energon_lite.batching.capacity import Ints
+from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
 from energon_lite.extras.balance.entry_points import COLUMNS
 from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.files.shard_store import Shard

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from energon_lite.batching.micro_batches import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -15,6 +15,9 @@ from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Job, Result
+
+if TYPE_CHECKING:
+    from energon_lite.batching.micro_batches import Counts
 
 __all__ = ["PlannedIterator", "iterator_class"]
 
@@ -26,10 +29,16 @@ class PlannedIterator(DatasetIterator):
 
     knows_end = True
     cursor: PlanCursor
-    counts = Counts()
     _results: Iterator[Result] = iter(())
     _in_line: PlanCursor | None = None  # the cursor that the next result belongs to
     _stepped: tuple[PlanCursor, PlanCursor | None] | None = None
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What the plan left out so far."""
+        from energon_lite.batching.micro_batches import Counts  # plans by tokens have imported it
+
+        return Counts()
 
     @cached_property
     def _by_tokens(self) -> bool:
@@ -182,7 +191,7 @@ class PlannedIterator(DatasetIterator):
         stop = chunk + any(inside)
         if stop > first:
             left_out = self.dataset.plan.left_out(pass_number, first, stop)
-            if left_out != Counts() and self.counts == Counts():
+            if left_out.words() and not self.counts.words():
                 logger.warning(
                     "some samples do not fit into a batch: %s (logged once, all counted)", "; ".join(left_out.words())
                 )

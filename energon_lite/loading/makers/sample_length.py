@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.batching.best_fit_decreasing import full_packs
-from energon_lite.batching.capacity import at_least_one
-from energon_lite.errors import FatalSampleError, did_you_mean, field_of
+from energon_lite.errors import FatalSampleError, at_least_one, did_you_mean, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
 

@@ -150,12 +150,12 @@ def test_from_4_to_2_to_3_to_4_ranks(cluster: Any, leaf_of: Callable[..., Any]) 
         return dataset_of(leaf_of(120), config, max_images=9)
 
     with cluster(build, 1, 0) as alone:
-        expected = tokens_of(alone.steps(4 * 2 * PER_STEP))
+        expected = tokens_of(alone.steps(4 * PER_STEP))
     found: list[list[int]] = []
     state = None
     for world in (4, 2, 3, 4):
         with cluster(build, world, 0, state) as ranks:
-            found += tokens_of(ranks.steps(2 * PER_STEP // world))
+            found += tokens_of(ranks.steps(PER_STEP // world))
             state = json.loads(json.dumps(ranks.state()))
     assert found == expected
 

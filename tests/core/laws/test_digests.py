@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,14 @@ from energon_lite import (
     Fixed,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     stateless,
 )
 from energon_lite.batching import chain_digest, set_digest
-from energon_lite.errors import FatalSampleError
 from energon_lite.extras.inspect.audited_run import PlannedSteps, check_steps
 from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
-from tests.core.laws.content_encoders import Content
 from tests.core.laws.kinds import training
 from tests.core.laws.token_data import Tokens, alone
 from tests.testing import ALONE, examples
@@ -80,47 +78,6 @@ def test_it_is_that_of_the_samples_in_the_batch(
                 epochs = batch["epoch"].tolist() if hasattr(batch["epoch"], "tolist") else batch["epoch"]
                 delivered = [(*where[name], epoch) for name, epoch in zip(batch["name"], epochs, strict=True)]
                 assert loader.digest == set_digest(delivered)
-
-
-@settings(max_examples=examples(12))
-@given(
-    content=st.builds(
-        Content,
-        salt=st.integers(0, 5),
-        yields=st.booleans(),
-        skips=st.sampled_from([0, 4]),
-        packing=st.sampled_from([None, 4, 7]),
-        pack_yields=st.booleans(),
-        batch_size=st.sampled_from([None, 2, 3]),
-        batch_yields=st.booleans(),
-    ).filter(lambda content: content.decides),
-    lanes=st.sampled_from([2, 6]),
-    cut=st.integers(1, 4),
-)
-def test_lanes_have_equal_digests_on_any_ranks_and_behind_any_restore(
-    cluster: Any, leaf_of: Callable[[int, str], Path], content: Content, lanes: int, cut: int
-) -> None:
-    leaf = leaf_of(50, "a")
-
-    def build(config: WorkerConfig) -> Any:
-        size = 3 * (content.packing or 4)
-        return get_train_dataset(leaf, chunk_size=size, lanes=lanes, worker_config=config, **content.arguments())
-
-    try:
-        with cluster(build, 1, 0) as one:
-            expected = digests_of(one, 6 * lanes)
-    except FatalSampleError as error:
-        assume("did not give a single batch" not in str(error))
-        raise
-    assert len(set(expected)) > len(expected) // 2  # else it would say nothing
-    with cluster(build, lanes, 0) as ranks:
-        assert digests_of(ranks, 6) == expected
-    with cluster(build, 2, 0) as ranks:
-        found = digests_of(ranks, cut)
-        states = [loader.save_state_rank() for loader in ranks.loaders]
-    with cluster(build, 1, 0) as one:
-        one.loaders[0].restore_state_global(states)
-        assert found + digests_of(one, 6 * lanes - 2 * cut) == expected
 
 
 @pytest.mark.usefixtures("known_lengths")
@@ -189,23 +146,23 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
     if way == "small epochs":
         metadataset, arguments["batching"] = write_blend([(7, 1.0)]), Fixed(3, sort=True)
     planned = PlannedSteps(get_train_dataset(metadataset, worker_config=alone(), **arguments))
-    draw, count = random.Random(7), 12
+    draw, count, digest = random.Random(7), 12, lru_cache(None)(set_digest)  # most batches have no fault
     good = [[list(batch) for batch in planned.addresses(0, count * n, count * n + count)] for n in range(12)]
     digests = [planned.digest(RecordedStep(n, 0, count * n, count * n + count, 0)) for n in range(12)]
     chain = 0
-    for digest in digests:
-        chain = chain_digest(chain, digest)
+    for one in digests:
+        chain = chain_digest(chain, one)
     for turn in range(2500):
         kind, world = KINDS[turn % 4], draw.choice([1, 2, 3, 4, 6, 12])
         steps = [[list(batch) for batch in step] for step in good]
         changed = with_fault(steps, kind, draw, world)
         # Each rank adds up its own; then the ranks add up theirs.
-        of_ranks = [[sum(map(set_digest, step[rank::world])) for rank in range(world)] for step in steps]
+        of_ranks = [[sum(digest(tuple(b)) for b in step[rank::world]) for rank in range(world)] for step in steps]
         found = [sum(ranks) & MASK64 for ranks in of_ranks]
         assert tuple(n for n in range(12) if found[n] != digests[n]) == changed, (kind, world)
         again = 0
-        for digest in found:
-            again = chain_digest(again, digest)
+        for one in found:
+            again = chain_digest(again, one)
         assert again != chain
         if turn < 40:  # and which sample it was
             recorded = [RecordedStep(n, 0, count * n, count * n + count, found[n]) for n in range(12)]

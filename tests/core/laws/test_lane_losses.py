@@ -53,11 +53,11 @@ def test_every_sample_is_delivered_or_counted(
     ids=["groups", "packs", "single packs", "generators"],
 )
 def test_what_all_loaders_of_a_pass_counted_adds_up(leaf_of: Any, content: Content, remainder: str | None) -> None:
-    arguments: dict[str, Any] = {"chunk_size": 14, "chunk_remainder": remainder, "lanes": 2}
+    arguments: dict[str, Any] = {"chunk_size": 7, "chunk_remainder": remainder, "lanes": 2}
 
     def loader() -> Any:
         return get_savable_loader(
-            get_val_dataset(leaf_of(60, "a"), worker_config=ALONE, **arguments, **content.arguments())
+            get_val_dataset(leaf_of(32, "a"), worker_config=ALONE, **arguments, **content.arguments())
         )
 
     def counts(*loaders: Any) -> dict[str, int]:

@@ -15,9 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, at_least_one
+from energon_lite.batching.capacity import Ints
 from energon_lite.batching.digests import AddressList
 from energon_lite.batching.plan import ChunkPlan, FixedPlan, Place
+from energon_lite.errors import at_least_one
 
 __all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]
 
