@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import UsageError
+from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
 from tests.testing import ALONE, examples
 
