@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 import webdataset
 from click.testing import CliRunner
-from energon_lite import ReadAhead, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import ReadAhead, Reading, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
 
@@ -100,7 +100,7 @@ with again:
 for path, more, extra in (
     ("s3://bucket/data", {}, "remote"),
     ("s3://bucket/blend.yaml", {}, "remote"),
-    (folder, {"read_ahead": ReadAhead()}, "remote"),
+    (folder, {"reading": Reading(read_ahead=ReadAhead())}, "remote"),
     (folder / "chats.jsonl", {}, "formats"),
 ):
     try:

@@ -53,8 +53,9 @@ class DirectRanges:
         self._heads: dict[str, tuple[RangeClient, bytes, float]] = {}
         #: By bucket: the client of s3fs, and the prefix of the keys in the URLs of its objects.
         self._buckets: dict[str, tuple[Any, str]] = {}
-        self._odd = 0
-        self._until = 0.0
+        #: By server or bucket: consecutive failures, and the time until which the file system reads everything.
+        self._odd: dict[str, int] = {}
+        self._until: dict[str, float] = {}
         #: Number of ranges that were read here.
         self.read_here = 0
 
@@ -78,7 +79,8 @@ class DirectRanges:
             return Answer(await body.read(), answer.get("ETag", ""))
 
     async def _read(self, path: str, offset: int, size: int) -> Answer | None:
-        if self._until and time.monotonic() < self._until:
+        server = "/".join(path.split("/", 3)[:3]) if "://" in path else path.partition("/")[0]
+        if self._until.get(server, 0.0) > time.monotonic():
             return None
         for _ in range(2):  # the credentials may have changed since the request was signed
             known = self._heads.get(path)
@@ -96,13 +98,13 @@ class DirectRanges:
                 _log.debug("%s is read by its file system, unless a new signature helps: %s", path, error)
                 self._heads.pop(path, None)
                 continue
-            self._odd = 0
+            self._odd.pop(server, None)
             self.read_here += 1
             return answer
-        self._odd += 1
-        if self._odd >= _ODD:
-            self._odd = 0
-            self._until = time.monotonic() + _PAUSE
+        self._odd[server] = self._odd.get(server, 0) + 1
+        if self._odd[server] >= _ODD:
+            del self._odd[server]
+            self._until[server] = time.monotonic() + _PAUSE
             self._buckets.clear()  # s3fs may have a new session by then
         return None
 

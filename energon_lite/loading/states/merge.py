@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import StateError, StateMismatchError, counted, listed
-from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
+from energon_lite.loading.iterators.lane_dataset import check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, kind_of
 
 __all__ = ["merged", "redistributed"]

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_all, of_main
 from energon_lite.trainer.checkpointing.files import find_checkpoint as find_checkpoint
 from energon_lite.trainer.checkpointing.files import latest_checkpoint as latest_checkpoint
@@ -31,12 +31,13 @@ from energon_lite.trainer.checkpointing.tensors import (
     CheckpointWriter,
     json_tensor,
     read_content,
+    read_tensors,
     save_tensors,
 )
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor
-from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_box, whole_tensors
+from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class CheckpointSaver:
         self.finish()
         tensors = _everything(step, model, optimizer, self.mesh, state)
         self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
+        if self.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self.mesh.device)  # one wait for all copies
         # A daemon thread: the exit of the process waits for it with a limit, as a peer may be stuck.
         arguments = (step, self._copies, (self.keep, self.keep_every) if prune else None)
         name = f"the checkpoint of step {step}"
@@ -248,37 +251,6 @@ def load_checkpoint(
     return content["step"], content["state"]
 
 
-@torch.no_grad()
-def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Read values into existing tensors.
-
-    Raises:
-        StateMismatchError: a tensor is missing or has another shape: it is of another model.
-    """
-    check_shapes(tensors, reader.shapes, path, "use the model configuration the checkpoint was made with")
-    with reader:
-        reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
-
-
-def check_shapes(
-    tensors: Mapping[str, torch.Tensor],
-    saved: Mapping[str, tuple[int, ...]],
-    path: str | os.PathLike[str],
-    fix: str,
-    of: str = "checkpoint",
-) -> None:
-    """Check that each of a model's tensors was saved, in its shape.
-
-    Raises:
-        StateMismatchError: one was not.
-    """
-    for name, tensor in tensors.items():
-        if saved.get(name) != tuple(tensor.shape):
-            has = f"shape {list(saved[name])}" if name in saved else "nothing"
-            what = f"the {of} has {has} for {name}, the model has shape {list(tensor.shape)}"
-            raise StateMismatchError(what, where=path, fix=fix)
-
-
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the ``state`` of a checkpoint alone, without its tensors. One process is enough.
 
@@ -356,14 +328,14 @@ def _everything(
 
 
 def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-    """Copy a tensor to the CPU, into the memory of a former copy if that fits."""
+    """Start to copy a tensor to the CPU, into the memory of a former copy if that fits; a GPU may still be copying."""
     if isinstance(tensor, ChunkedTensor):
         former = into if isinstance(into, ChunkedTensor) and into.boxes == tensor.boxes else None
         parts = {box: _copy(tensor.read(box), None if former is None else former.read(box)) for box in tensor.boxes}
         return ChunkedTensor(tensor.shape, tensor.dtype, parts, parts.__getitem__)
     if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
         into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return into.copy_(tensor.detach())
+    return into.copy_(tensor.detach(), non_blocking=True)
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,7 +16,7 @@ import pickle
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,10 +35,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.checkpoint.utils import _create_file_view
 from torch.futures import Future
 
-from energon_lite.errors import StateError
+from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.trainer.checkpointing.files import INDEX, FileSum
 from energon_lite.trainer.parallel.neighbours import neighbours
-from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
+from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box, whole_box
 
 #: Format version that is written and read.
 FORMAT = 1
@@ -178,6 +178,37 @@ def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict
             fix="update energon_lite",
         )
     return content
+
+
+@torch.no_grad()
+def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Read values into existing tensors.
+
+    Raises:
+        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+    """
+    check_shapes(tensors, reader.shapes, path, "use the model configuration the checkpoint was made with")
+    with reader:
+        reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
+
+
+def check_shapes(
+    tensors: Mapping[str, torch.Tensor],
+    saved: Mapping[str, tuple[int, ...]],
+    path: str | os.PathLike[str],
+    fix: str,
+    of: str = "checkpoint",
+) -> None:
+    """Check that each of a model's tensors was saved, in its shape.
+
+    Raises:
+        StateMismatchError: one was not.
+    """
+    for name, tensor in tensors.items():
+        if saved.get(name) != tuple(tensor.shape):
+            has = f"shape {list(saved[name])}" if name in saved else "nothing"
+            what = f"the {of} has {has} for {name}, the model has shape {list(tensor.shape)}"
+            raise StateMismatchError(what, where=path, fix=fix)
 
 
 #: Bytes after which a new file is started. Ranks divide the files among them when they verify a checkpoint.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
+from energon_lite.trainer.checkpointing.checkpoint import model_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_main
 from energon_lite.trainer.checkpointing.tensors import (
     JSON_NAME,
@@ -20,6 +20,7 @@ from energon_lite.trainer.checkpointing.tensors import (
     CheckpointWriter,
     json_tensor,
     read_content,
+    read_tensors,
     save_tensors,
 )
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer

@@ -1,4 +1,4 @@
-"""A pipe has no size and no end: who opens it waits for its writer."""
+"""Files that are opened (a pipe has no size and no end: who opens it waits for its writer), and mapped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
-from energon_lite.storage.files.byte_ranges import open_file
+from energon_lite.storage.files.byte_ranges import map_file, open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
@@ -84,3 +85,45 @@ def test_a_list_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "names.pack")
     with pytest.raises((FileNotFoundError, DatasetError)):
         in_time(lambda: PackedList.open(tmp_path / "names.pack"))
+
+
+def _mapped(path: Path) -> memoryview:
+    with open(path, "rb") as file:
+        return map_file(file.fileno())
+
+
+def _places(path: Path) -> int:
+    """In how many places of this process's memory a file is."""
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 100_001])
+def test_the_bytes_of_the_file(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(size))
+    view = _mapped(path)
+    assert bytes(view) == path.read_bytes() and view.readonly
+    assert not np.frombuffer(view, dtype=np.uint8).flags.writeable
+
+
+def test_no_file_stays_open_and_the_memory_goes_with_the_last_view(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 64)
+    before = sorted(os.listdir("/proc/self/fd"))
+    array = np.frombuffer(_mapped(path)[256:], dtype=np.uint8)  # only an array over a part of it refers to it
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    gc.collect()
+    assert _places(path) == 1
+    path.unlink()
+    assert array[:3].tolist() == [0, 1, 2]
+    del array
+    gc.collect()
+    assert _places(path) == 0
+
+
+def test_what_cannot_be_mapped(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    fd = os.open(tmp_path / "file", os.O_WRONLY)
+    with pytest.raises(OSError, match=os.strerror(13)):
+        map_file(fd)
+    os.close(fd)

@@ -158,6 +158,16 @@ class TestRefusals:
         with pytest.raises(UsageError, match=r"already been prepared[\s\S]*nv-meta[\s\S]*--force-overwrite"):
             prepare_dataset(ten, split_ratio="1,0,0")
 
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_folder_that_cannot_be_written(self, ten: Path, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        if again:
+            prepare_dataset(ten, split_ratio="1,0,0")
+        monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(ten)))
+        before = sorted(ten.rglob("*"))
+        with pytest.raises(UsageError, match=r"cannot be written[\s\S]*a user who may write there, or prepare a copy"):
+            index_again(str(ten)) if again else prepare_dataset(ten, split_ratio="1,0,0")
+        assert sorted(ten.rglob("*")) == before
+
     def test_no_such_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no such folder[\s\S]*/nowhere"):
             prepare_dataset(tmp_path / "nowhere", split_ratio="1,0,0")

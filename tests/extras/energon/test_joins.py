@@ -176,7 +176,7 @@ def test_trust(room: Path) -> None:
 def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "metadataset_keys", dict)
     (room / "joined.yaml").write_text(json.dumps(join(room)))
-    with pytest.raises(ConfigError, match="are read by the extra 'energon', which is not installed") as error:
+    with pytest.raises(ConfigError, match="read by the extra 'energon', which is not installed") as error:
         texts(room / "joined.yaml")
     assert error.value.where == f"{room}/joined.yaml:1"
 

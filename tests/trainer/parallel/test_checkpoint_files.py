@@ -39,6 +39,27 @@ def test_what_is_written_meanwhile_is_what_was_there_at_the_call(
     assert all(torch.equal(loaded[name], content[name]) for name in content)
 
 
+def test_copies_of_a_save_are_waited_for_together(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """On a GPU, a copy that blocks waits for all work before it: one wait for each tensor."""
+
+    def save(rank: int) -> tuple[int, int]:
+        part, copy = Part(Layout()), torch.Tensor.copy_
+        saver, blocking = CheckpointSaver(tmp_path / "run", part.mesh), list[bool]()
+
+        def counted(into: torch.Tensor, given: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            blocking.append(not non_blocking)
+            return copy(into, given, non_blocking)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "copy_", counted)
+            saver.save(1, part.model, part.optimizer, STATE)
+        saver.finish()
+        return len(blocking), sum(blocking)
+
+    ((copies, waits),) = run_ranks(1, save)
+    assert copies > 50 and waits == 0
+
+
 def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

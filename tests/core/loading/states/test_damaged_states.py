@@ -28,11 +28,11 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.cli.checkpoint import summary, summary_lines
 from energon_lite.errors import FatalSampleError, StateError, UsageError
+from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.states.files import read_state_files
 from energon_lite.loading.states.merge import merged, redistributed
-from energon_lite.loading.states.rebase import rebase_state
-from energon_lite.loading.states.summary import summary, summary_lines
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
 
@@ -64,7 +64,7 @@ def _finite_lanes(leaf: Path) -> Any:
 
 def _tokens(leaf: Path) -> Any:
     return get_train_dataset(
-        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", plan_chunk=8
+        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", chunk_size=8
     )
 
 
