@@ -189,7 +189,7 @@ def _left_alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("workers, start", [(1, "fork"), (2, "fork"), (8, "fork"), (2, "thread"), (8, "thread")])
+@pytest.mark.parametrize("workers, start", [(2, "fork"), (8, "fork"), (8, "thread")])
 def test_equal_for_any_number_of_workers(crude: Any, name: str, workers: int, start: str) -> None:
     assert _batches(crude, name, 12, workers=workers, start=start) == _alone(crude, name)
 
