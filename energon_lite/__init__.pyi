@@ -29,7 +29,6 @@ from .loading.recipes import get_train_dataset as get_train_dataset
 from .loading.recipes import get_val_dataset as get_val_dataset
 from .loading.recipes import get_val_datasets as get_val_datasets
 from .loading.savable_loader import SavableDataLoader as SavableDataLoader
-from .loading.states.rebase import rebase_state as rebase_state
 from .samples import Batch as Batch
 from .samples import CaptioningSample as CaptioningSample
 from .samples import ChatSample as ChatSample

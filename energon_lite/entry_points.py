@@ -67,7 +67,7 @@ _GROUP = "energon_lite"
 
 
 class Command(NamedTuple):
-    """A command of ``energon-lite``. Table ``COMMANDS``, by name.
+    """A command of ``energon-lite``. Table ``COMMANDS``, by name; ``checkpoint NAME`` is a subcommand.
 
     Args:
         target: ``module:object`` of a :class:`click.Command`; imported when the command is called.
@@ -199,8 +199,9 @@ def state_readers() -> dict[str, str]:
 def observers() -> dict[str, str]:
     """Return the observers of loaders of all guests, by name. Table ``OBSERVERS``.
 
-    A value is ``module:function``, called as ``function(path, observed)``; see
-    :func:`~energon_lite.loading.batch_observer.open_observer`.
+    A value is ``module:function``, called with the loader's argument of that name (``trace``, ``quarantine``,
+    ``log_every``, or ``metrics``) and an :class:`~energon_lite.loading.batch_observer.ObservedRank`; returns a
+    :class:`~energon_lite.loading.batch_observer.BatchObserver`. Others are opened for every loader, with None.
     """
     return _merged("OBSERVERS")
 

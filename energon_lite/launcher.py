@@ -1,4 +1,4 @@
-"""Rank of this process among those of a launcher, from environment variables."""
+"""Rank of this process among those of a launcher, from environment variables, and the cores that it may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from energon_lite.errors import UsageError
 
-__all__ = ["LaunchedPlace", "launched_place", "place_without_group"]
+__all__ = ["LaunchedPlace", "launched_place", "place_without_group", "usable_cores"]
 
 #: Variables of the rank and of the number of processes: torchrun (and launchers that follow it), srun, Open MPI, MPICH
 #: (and Intel's and Cray's MPI, which derive from it), MVAPICH. Those of srun are the step's, not the job's: a
@@ -66,3 +66,8 @@ def place_without_group() -> tuple[int, int]:
         f'rank=int(os.environ["{rank}"]), world_size=int(os.environ["{size}"])); or, if each process is to get all '
         "samples, WorkerConfig(rank=0, world_size=1)",
     )
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

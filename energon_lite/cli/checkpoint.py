@@ -10,17 +10,25 @@ from typing import Any
 
 import click
 
+from energon_lite.batching.plan import worlds_for
 from energon_lite.cli.arguments import ExistingPath
-from energon_lite.entry_points import load, state_readers
-from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, listed
-from energon_lite.loading.iterators.state import State
-from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
-from energon_lite.loading.states.merge import merged, redistributed
-from energon_lite.loading.states.summary import summary, summary_lines
+from energon_lite.entry_points import commands, load, state_readers
+from energon_lite.errors import StateError, UsageError, counted, listed
+from energon_lite.loading.iterators.lane_dataset import ends_of, read_lanes
+from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
+from energon_lite.loading.saved_states import (
+    SUFFIXES,
+    FoundState,
+    find_states,
+    merged,
+    read_state_files,
+    redistributed,
+    write_state_file,
+)
 
-__all__ = ["command", "dataset_of_state", "dataset_options", "found_states"]
+__all__ = ["STATES", "command", "dataset_of_state", "dataset_options", "found_states", "suffix_of", "whole_state"]
 
-_STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
+STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 #: Arguments of ``get_train_dataset`` that are stored in a state.
 _NAMES = (
     "split_part", "batch_size", "batch_drop_last", "shuffle_buffer_size", "max_samples_per_sequence", "repeat",
@@ -105,9 +113,28 @@ def dataset_of_state(
 # -- commands -------------------------------------------------------------------------------------------------------
 
 
-@click.group(name="checkpoint", context_settings={"show_default": True})
+class _GroupWithGuests(click.Group):
+    """Group with the subcommands that guests add under ``checkpoint NAME``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_subcommands()])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = _subcommands().get(cmd_name)
+        if target is None:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = load(target)
+        return found
+
+
+def _subcommands() -> dict[str, str]:
+    prefix = "checkpoint "
+    return {name.removeprefix(prefix): entry.target for name, entry in commands().items() if name.startswith(prefix)}
+
+
+@click.group(cls=_GroupWithGuests, name="checkpoint", context_settings={"show_default": True})
 def command() -> None:
-    """Show saved states of loaders, merge those of all ranks, divide them among other ranks, or rebase them.
+    """Show saved states of loaders, merge those of all ranks, divide them among other ranks, or convert them.
 
     STATES are files of JSON, msgpack or torch.save: states, or checkpoints with loader states. Or folders of such
     files, or a checkpoint folder of energon_lite's trainer. No code in them is run.
@@ -115,14 +142,14 @@ def command() -> None:
 
 
 @command.command()
-@_STATES
+@STATES
 @click.option("--json", "as_json", is_flag=True, help="Write the summary as JSON.")
 def info(states: tuple[str, ...], as_json: bool) -> None:
     """Show the contents of the states of a run, and the numbers of ranks on which it can be resumed."""
     loaded = found_states(states)
     names, problem = [state.name for state in loaded], None
     try:
-        runs = [(names, summary(_whole(loaded), len(loaded)))]
+        runs = [(names, summary(whole_state(loaded), len(loaded)))]
     except StateError as error:
         problem = error
         runs = [([state.name], summary(state.state)) for state in loaded]
@@ -139,12 +166,12 @@ def info(states: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@_STATES
+@STATES
 @click.option("--output", "-o", required=True, type=click.Path(), help="The file to write.")
 def merge(states: tuple[str, ...], output: str) -> None:
     """Merge the states of all ranks into one, which each rank of any suitable number can restore."""
     loaded = found_states(states)
-    whole = _whole(loaded)
+    whole = whole_state(loaded)
     write_state_file(output, whole)
     click.echo(
         f"{output}: {counted(len(loaded), 'state')} at pass {whole['pass_number']}, micro-batch {whole['position']:,}"
@@ -172,13 +199,13 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
     states = tuple(existing.convert(state, None, click.get_current_context()) for state in states)
     if not states:
         raise UsageError("there are no states", fix="give files of states, and then the folder to be written")
-    whole = _whole(found_states(states))
+    whole = whole_state(found_states(states))
     if world is None:
         click.echo(f"The state was saved on {counted(whole.get('world_size', len(states)), 'rank')}.")
         world = int(click.prompt("Data-parallel ranks to resume on", type=click.IntRange(min=1)))
     own = redistributed(whole, world)
     os.makedirs(output, exist_ok=True)
-    suffix = suffix or _suffix_of(states[0])
+    suffix = suffix or suffix_of(states[0])
     names = _numbered_names(states, world, suffix)
     there = os.listdir(output)
     _check_replaceable(output, there, {*names, *_numbered_names(states, max(len(there), 1), suffix)}, states, whole)
@@ -187,49 +214,6 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
     for name in set(there) - set(names):
         os.remove(os.path.join(output, name))
     click.echo(f"{output}: {counted(world, 'state')} at micro-batch {own[0]['position']:,}")
-
-
-@command.command()
-@_STATES
-@click.option("--from", "old", required=True, metavar="PATH", help="The blend (or folder) it was saved with.")
-@click.option("--to", "new", metavar="PATH", help="The blend (or folder) to resume with.  [default: that of --from]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="New number of samples in a micro-batch.")
-@click.option(
-    "--output", "-o", type=click.Path(), help="The file to write.  [default: STATE with .rebased in its name]"
-)
-@click.option("--give-up", is_flag=True, help="Allow the loss of samples of unfinished work.")
-@dataset_options
-def rebase(
-    states: tuple[str, ...],
-    old: str,
-    new: str | None,
-    batch_size: int | None,
-    output: str | None,
-    give_up: bool,
-    **options: Any,
-) -> None:
-    """Continue a run with a changed blend or batch size. Data sets in both blends continue where they were, new ones
-    start at zero.
-
-    The other arguments of get_train_dataset are taken from the state.
-    """
-    from energon_lite.loading.states.rebase import rebase_state
-
-    output = output or os.path.splitext(states[0].rstrip("/"))[0] + ".rebased" + _suffix_of(states[0])
-    whole = _whole(found_states(states))
-    if new is None and batch_size is None:
-        raise UsageError("neither --to nor --batch-size: nothing would change", fix="give one of them, or both")
-    before = dataset_of_state(whole, old, **options)
-    after = dataset_of_state(whole, new or old, batch_size, **options)
-    try:
-        state, report = rebase_state(whole, before, after, give_up=give_up)
-    except StateMismatchError as error:
-        if "another run" not in error.what:
-            raise
-        fix = "give the blend as it was when the state was saved, and the options that it was built with"
-        raise StateMismatchError(error.what, where=f"--from {old}", fix=fix) from None
-    write_state_file(output, state)
-    click.echo(f"{output}: {report}")
 
 
 # -- steps ----------------------------------------------------------------------------------------------------------
@@ -251,7 +235,8 @@ def _in_checkpoint(folder: str, reader: str) -> list[FoundState]:
     return found
 
 
-def _whole(found: list[FoundState]) -> State:
+def whole_state(found: list[FoundState]) -> State:
+    """Merge the states of all ranks."""
     return merged([part.state for part in found], [part.name for part in found])
 
 
@@ -293,6 +278,104 @@ def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[st
     return ["".join([*words[:place], number, *words[place + 1 :]]) + suffix for number in numbers]
 
 
-def _suffix_of(path: str) -> str:
+def suffix_of(path: str) -> str:
+    """Return the suffix of a state's file; ``.json`` if it has none of a state."""
     suffix = os.path.splitext(path.rstrip("/"))[1]
     return suffix if suffix in SUFFIXES else ".json"
+
+
+# -- summary --------------------------------------------------------------------------------------------------------
+
+#: Largest batch size that is listed.
+_LARGEST = 1024
+
+
+def summary(state: State, files: int = 1) -> dict[str, Any]:
+    """Return the contents of a state, as plain data.
+
+    Args:
+        state: state of a rank, or of the whole run.
+        files: number of ranks' states that it was merged from.
+
+    Returns:
+        ``world_sizes`` is None if the run can be resumed on any number of ranks; ``batch_sizes``, in endless planned
+        runs, are the sizes up to 1,024 that the run can be resumed with, or None for any; ``samples_delivered`` is None
+        if only the hooks know it; ``lanes_missing`` are those that other ranks' states have.
+
+    Raises:
+        StateError: its lanes are damaged.
+    """
+    kind = kind_of(state)
+    identity = state["identity"]
+    settings = identity["settings"]
+    entries: dict[str, Any] = {
+        "kind": kind,
+        "states": files,
+        **{name: state[name] for name in ("version", "order_version", "pass_number", "position", "loop_start")},
+        "batches_delivered": state["position"],
+        "samples_delivered": None,
+        "world_sizes": None,
+        **{name: identity.get(name) for name in ("leaves", "samples", "fingerprint")},
+        "settings": settings,
+    }
+    rows = settings.get("batch_size") or 1
+    place = state.get("place")
+    if kind == "planned" and isinstance(place, (list, tuple)) and len(place) == 2:  # by tokens
+        entries |= {"chunk": place[0], "batch": place[1]}
+    elif kind == "planned" and settings.get("repeat") and isinstance(rows, int):
+        entries["samples_delivered"] = samples = state["position"] * rows
+        entries["batch_sizes"] = [size for size in range(1, _LARGEST + 1) if samples % size == 0] if samples else None
+    if kind == "lanes":
+        lanes, places = read_lanes(state)
+        entries |= {
+            "lanes": lanes,
+            "lanes_missing": [lane for lane in range(lanes) if lane not in places],
+            "world_sizes": worlds_for(lanes),
+        }
+    rebase = read_rebase(state)
+    if rebase is not None:
+        entries["rebase"] = {"position": rebase.position, "leaves_that_went_on": sum(map(bool, rebase.starts))}
+    return entries
+
+
+def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a summary as lines of a title and a text."""
+    lines = [
+        ("state", f"{KINDS.get(found['kind'], found['kind'])} (format version {found['version']})"),
+        ("states", f"{found['states']:,}"),
+        ("place", f"pass {found['pass_number']}, micro-batch {found['position']:,} over all ranks"),
+    ]
+    if found["loop_start"]:
+        lines.append(("loop began at", f"micro-batch {found['loop_start']:,}"))
+    samples = found["samples_delivered"]
+    delivered = counted(found["batches_delivered"], "micro-batch")
+    lines.append(("delivered", delivered + (f", {counted(samples, 'sample')}" if samples is not None else "")))
+    if "chunk" in found:
+        lines.append(("plan", f"chunk {found['chunk']}, micro-batch {found['batch']} of it"))
+    if "lanes" in found:
+        missing = found["lanes_missing"]
+        text = f"{found['lanes']:,}"
+        if missing:
+            text += f"; the states of other ranks have {len(missing)} of them: {ends_of(missing)}"
+        lines.append(("lanes", text))
+    if "rebase" in found:
+        rebase = found["rebase"]
+        lines.append(
+            (
+                "blend",
+                f"changed at sample {rebase['position']:,}; "
+                f"{counted(rebase['leaves_that_went_on'], 'data set')} went on",
+            )
+        )
+    worlds = found["world_sizes"]
+    lines.append(("can go on on", "any number of ranks" if worlds is None else f"{ends_of(worlds)} ranks"))
+    if "batch_sizes" in found:
+        sizes = found["batch_sizes"]
+        lines.append(("with", "any batch_size" if sizes is None else f"batch_size {ends_of(sizes)}"))
+    if None not in (found["leaves"], found["samples"]):
+        lines.append(("data sets", f"{found['leaves']:,}, with {counted(found['samples'], 'sample')}"))
+    lines.append(("fingerprint", str(found["fingerprint"])))
+    titles = ["settings", *[""] * len(found["settings"])]
+    for title, (name, value) in zip(titles, found["settings"].items(), strict=False):
+        lines.append((title, f"{name}: {value}"))
+    return lines

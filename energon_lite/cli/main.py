@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "checkpoint": Command(
         "energon_lite.cli.checkpoint:command",
-        "Show saved states of loaders, merge them, divide them among other ranks, or rebase them.",
+        "Show saved states of loaders, merge them, divide them among other ranks, or convert them.",
         _GROUP,
     ),
     "init": Command(
@@ -54,8 +54,8 @@ COMMANDS = {
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the commands of the core and of all guests, by name."""
-    return COMMANDS | commands()
+    """Return the commands of the core and of all guests, by name; without guests' subcommands, ``checkpoint NAME``."""
+    return COMMANDS | {name: command for name, command in commands().items() if " " not in name}
 
 
 class _LazyGroup(click.Group):

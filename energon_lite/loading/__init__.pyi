@@ -1,5 +1,6 @@
 from .batch_observer import BatchEvent as BatchEvent
 from .batch_observer import BatchObserver as BatchObserver
+from .batch_observer import MetricsSink as MetricsSink
 from .iterators.dataset import SavableDataset as SavableDataset
 from .iterators.lane_dataset import LaneDataset as LaneDataset
 from .iterators.planned_dataset import PlannedDataset as PlannedDataset
@@ -8,7 +9,6 @@ from .makers.leaf import SampleAddress as SampleAddress
 from .options import ByTokens as ByTokens
 from .options import Chunks as Chunks
 from .options import Reading as Reading
-from .progress import MetricsSink as MetricsSink
 from .recipes import get_loader as get_loader
 from .recipes import get_processing_dataset as get_processing_dataset
 from .recipes import get_processing_datasets as get_processing_datasets
@@ -17,5 +17,3 @@ from .recipes import get_train_dataset as get_train_dataset
 from .recipes import get_val_dataset as get_val_dataset
 from .recipes import get_val_datasets as get_val_datasets
 from .savable_loader import SavableDataLoader as SavableDataLoader
-from .states.rebase import RebaseReport as RebaseReport
-from .states.rebase import rebase_state as rebase_state

@@ -20,8 +20,7 @@ from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of
 from energon_lite.loading.blend_weights import BlendSchedule, by_samples, find_schedule
-from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.leaf import Leaf

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon_lite.entry_points import batch_paths, load
 from energon_lite.errors import UsageError
+from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Result
@@ -23,7 +23,7 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchPath", "PathRequest", "WorkerResults", "open_path"]
+__all__ = ["BatchPath", "PathRequest", "WorkerResults", "open_path", "path_of_rank"]
 
 
 class BatchPath:
@@ -101,3 +101,13 @@ def open_path(name: str, request: PathRequest) -> BatchPath:
         )
     path: BatchPath = load(target)(request)
     return path
+
+
+def path_of_rank(request: PathRequest) -> BatchPath:
+    """Return the path of a rank's own results, or that through its replica if batches are shared or compared there."""
+    replica = request.worker_config.replica
+    if replica is None or not request.worker_config.loads_data:
+        return request.before
+    selects = replica.is_last_stage and replica.last_stage_fields is not None
+    through_replica = selects or request.check_peers or replica.share == "broadcast"
+    return open_path("replica", request) if through_replica else request.before

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset_document import ScheduleReader
 from energon_lite.entry_points import metadataset_guest
-from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.iterators.dataset import Identity, LeafIdentity
 from energon_lite.loading.makers.metadataset_keys import weight_guest
 from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource

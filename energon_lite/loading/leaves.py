@@ -16,7 +16,7 @@ from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
 from energon_lite.hooks import Cooker, TaskEncoder
-from energon_lite.loading.iterators.identity import LeafIdentity
+from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
 from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample

@@ -6,36 +6,42 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from typing_extensions import Self
 
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
-from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
-from energon_lite.loading.batch_path import BatchPath, PathRequest, WorkerResults, open_path
-from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod
+from energon_lite.loading.batch_observer import (
+    BatchEvent,
+    BatchObserver,
+    MetricsReports,
+    MetricsSink,
+    ObservedRank,
+    Observers,
+)
+from energon_lite.loading.batch_path import PathRequest, WorkerResults, open_path, path_of_rank
+from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod, WorkSeconds
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.iterators.collectives import check_place
+from energon_lite.loading.iterators.collectives import check_place, gathered_stats
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
 from energon_lite.loading.iterators.planned_iterator import iterator_class
 from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
-    import torch
-
     from energon_lite.loading.makers.leaf import SampleAddress
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "tokens_of"]
 
 
 class DataLoader:
@@ -104,37 +110,49 @@ class DataLoader:
         if not isinstance(dataset, SavableDataset):
             fix = "give what get_train_dataset or get_val_dataset returned"
             raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
-        self.dataset, runs = dataset, dataset.resolved
-        self.worker_config = config = dataset.worker_config
-        trace = config.debug_file() if trace is None else trace
-        own = config.debug_files_of_workers() if trace == config.debug_file() else ()
-        observed = ObservedRank(config.rank, config.world_size, runs.leaves, own) if self._writes else None
-        self._observers = Observers(observers, observed, {"quarantine": quarantine, "trace": trace})
+        runs = dataset.resolved
+        config = dataset.worker_config
         encoder = dataset.task_encoder
+        runner = runs.runner()
+        work = WorkSeconds()
+        num_workers = 0 if start_method == "main" else config.num_workers
+        writes = config.reads and config.saves_state  # one of the peers that get the same batches
+        trace = config.debug_file() if trace is None else trace
+        files = config.debug_files_of_workers() if trace == config.debug_file() else ()
+        rank = config.rank, config.world_size
+        observed = ObservedRank(*rank, runs.leaves, runner, work, num_workers, start_method, files)
+        reports = MetricsReports(tuple(metrics), metrics_every)
+        files_given = {"quarantine": quarantine, "trace": trace} if writes else {"quarantine": None, "trace": None}
+        arguments = files_given | {"log_every": log_every or None, "metrics": reports if reports.sinks else None}
+        self.dataset = dataset
+        self.worker_config = config
+        self._observers = Observers(observers, observed, arguments)
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
-        self._runner = runs.runner()
-        services = self._runner.services
-        services.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        services.worker_config = config
-        services.failures = self._report.log
-        timed = trace is not None or self._observers.times_stages
+        self._cache_pool = checked_pool(cache_pool)
+        self._runner = runner
+        runner.services.cache_pool = self._cache_pool
+        runner.services.worker_config = config
+        runner.services.failures = self._report.log
+        timed = self._observers.times_stages
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
         )
-        self._workers = ExecutorHandle(self._runner, config.num_workers, options)
+        self._workers = ExecutorHandle(runner, num_workers, options, work)
         weakref.finalize(self, self._workers.close)
-        setup = setup_of(self._runner, self._workers.num_workers, start_method)
-        reporting = ReportingOptions.checked(log_every, metrics, metrics_every)
-        self._progress = Progress(self._report, self._workers, setup, reporting)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator = iterator_class(runs)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # cursor of states; the iterator may be one batch ahead
+        results = WorkerResults(self._dataset_iterator, self._workers, self._report)
+        request = PathRequest(results, self._dataset_iterator, runner, config, work, check_peers=check_peers)
+        self._path = self._path_of_rank = path_of_rank(request)
+        self._path_request = replace(request, before=self._path)
+        self._batches = 0
+        self._wait_seconds = 0.0
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
-        self._path = self._path_of_rank = self._opened_path(check_peers)
         runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -180,17 +198,20 @@ class DataLoader:
         reads = self.worker_config.reads
         tokens = (tokens_of(result.batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
-        step = self._dataset_iterator.step if self._observers else (0, 0)
+        step = self._dataset_iterator.step
         self._dataset_iterator.advance()
         batch = self._path.finish(result)
         delivered = time.monotonic()
         self.digest = result.digest
+        self._batches = batches = self._batches + 1
+        self._wait_seconds = waited = self._wait_seconds + delivered - asked
         if self._observers:
-            event = BatchEvent(step, asked, delivered, result)
+            event = BatchEvent(step, asked, delivered, result, batches, waited)
             for observer in self._observers:
                 observer.on_batch(event)
-        if self._progress.waited(delivered - asked, delivered):
-            self._progress.tell(self.stats())
+            for observer in self._observers.reporters:
+                if batches % observer.stats_every == 0:
+                    observer.on_stats(self.stats())
         return batch
 
     def _begin_loop(self) -> None:
@@ -211,22 +232,6 @@ class DataLoader:
         own = self._dataset_iterator.loop_steps()
         return len(self.dataset) if own is None else own
 
-    def _opened_path(self, check_peers: bool) -> BatchPath:
-        """Return the path of this rank's batches: from its own workers, or through its replica."""
-        path = WorkerResults(self._dataset_iterator, self._workers, self._report)
-        replica = self.worker_config.replica
-        if replica is None or not self.worker_config.loads_data:
-            return path
-        selects = replica.is_last_stage and replica.last_stage_fields is not None
-        if not (selects or check_peers or replica.share == "broadcast"):
-            return path
-        return open_path("replica", self._path_request(path, check_peers=check_peers))
-
-    def _path_request(self, before: BatchPath, **options: Any) -> PathRequest:
-        return PathRequest(
-            before, self._dataset_iterator, self._runner, self.worker_config, self._workers.work, **options
-        )
-
     # -- to a device ----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str, path: str = "copy") -> Self:
@@ -244,9 +249,8 @@ class DataLoader:
         Raises:
             UsageError: there is no such device, or no such path.
         """
-        own = self._path_of_rank
         on_cpu = str(device).partition(":")[0] == "cpu"
-        chosen = own if on_cpu else open_path(path, self._path_request(own, device=device))
+        chosen = self._path_of_rank if on_cpu else open_path(path, replace(self._path_request, device=device))
         self._path.forget()
         self._path = chosen
         return self
@@ -322,7 +326,8 @@ class DataLoader:
         truncated and split: over all ranks together, or, if lengths are those of encoded samples, on this rank.
         """
         with self._turn.look() as alone:
-            stats = self._report.stats() | self._progress.stats(alone) | self._observers.stats()
+            stats = self._report.stats() | {"wait_seconds": self._wait_seconds} | self._workers.stats(alone)
+            stats |= {"bottleneck": None} | self._observers.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 
@@ -349,7 +354,7 @@ class DataLoader:
         self._path.forget()
         self._dataset_iterator.close()
         if self._workers.close():
-            self._progress.log_end()
+            self._observers.on_close()
             self._report.log_summary()
         if self._cache_pool is not None:
             self._cache_pool.release()
@@ -374,7 +379,17 @@ class DataLoader:
     def __str__(self) -> str:
         return f"{type(self).__name__} at {self._delivered}\n{self.dataset}"
 
-    @property
-    def _writes(self) -> bool:
-        """True if this rank writes trace and quarantine files: one of the peers that get the same batches."""
-        return self.worker_config.reads and self.worker_config.saves_state
+
+def tokens_of(batch: Any) -> int:
+    """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
+    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    if tokens is None or type(tokens) is int:
+        return tokens or 0
+    if isinstance(tokens, torch.Tensor):
+        return int(tokens.sum())
+    if isinstance(tokens, (list, tuple)):
+        return sum(map(int, tokens))
+    try:
+        return int(tokens)
+    except (TypeError, ValueError):
+        return 0  # a field of the user's that happens to have this name

@@ -28,7 +28,7 @@ from energon_lite.documents.node import Node
 from energon_lite.entry_points import cost_models, load
 from energon_lite.errors import DataIndexError, TopologyError, UsageError, at_least_one, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
-from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.makers.batch_runner import Leaf
 from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
 from energon_lite.loading.options import ByTokens

@@ -77,6 +77,7 @@ def measure_overhead(data: str) -> None:
     loader._path.take()
     batch, outcomes = {"x": 1}, [0] * 32
     loader._dataset_iterator.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
+    loader._dataset_iterator.advance = lambda: None  # type: ignore[method-assign]
     found: dict[str, list[float]] = {"whole loop": [], "check": [], "count": []}
     for _ in range(7):
         iterator = iter(loader)

@@ -1,1 +1,5 @@
-"""Blends of very many data sets, cached; weights that change during the run, or are shares of tokens."""
+"""Blends of very many data sets, with a cache of their properties, weights that are shares of tokens, and rebases."""
+
+from energon_lite.lazy_exports import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -24,7 +24,7 @@ from energon_lite.config.leaf_spec import LeafSpec, Step, Subset, WeightUnit
 from energon_lite.errors import DataIndexError
 from energon_lite.extras.blends.weight_schedule import Schedule, Segment
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.iterators.identity import LeafIdentity
+from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.runs import runs_that_fit

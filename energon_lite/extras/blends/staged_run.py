@@ -15,7 +15,7 @@ from energon_lite.errors import StateMismatchError
 from energon_lite.extras.blends.stages import StagedBlend, WeightStage, check_stages, last_position
 from energon_lite.extras.blends.weight_schedule import read_schedule, shared_segments
 from energon_lite.loading.blend_weights import StageShare
-from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.iterators.dataset import Identity, LeafIdentity
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -39,7 +39,7 @@ class StagedIdentity(Identity):
     """The identity of a run whose weights change.
 
     Args:
-        settings, leaves: as for :class:`~energon_lite.loading.iterators.identity.Identity`; the leaves' weights are
+        settings, leaves: as for :class:`~energon_lite.loading.iterators.dataset.Identity`; the leaves' weights are
             those at the start.
         stages: all stages.
         first: the position at which the blend begins; its blocks are counted from there.

@@ -14,7 +14,7 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.batch_path import BatchPath, PathRequest
-from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.tensors import map_tensors
 

@@ -48,7 +48,6 @@ _GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
 #: For each keyword, the argument of its group, and the group's field.
 _FILLS = {
     "chunk_size": ("chunks", "size"),
-    "plan_chunk": ("chunks", "size"),
     "chunk_remainder": ("chunks", "remainder"),
     "lanes": ("chunks", "lanes"),
     **{option.name: ("batching", option.name) for option in fields(ByTokens) if option.name != "strategy"},

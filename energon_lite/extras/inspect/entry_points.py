@@ -44,4 +44,7 @@ COMMANDS = {
 OBSERVERS = {
     "trace": "energon_lite.extras.inspect.trace:TraceFile",
     "quarantine": "energon_lite.extras.inspect.quarantine:Quarantine",
+    "bottleneck": "energon_lite.extras.inspect.bottleneck:Bottleneck",
+    "log_every": "energon_lite.extras.inspect.progress:ProgressLog",
+    "metrics": "energon_lite.extras.inspect.progress:MetricsWriter",
 }

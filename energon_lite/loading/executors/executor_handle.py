@@ -9,11 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from energon_lite.errors import WorkerError
-from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions
-from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.storage.files.shard_store import COUNTS
@@ -98,18 +97,15 @@ class ExecutorHandle:
         runner: runner of a job.
         num_workers: number of workers; 0: this process runs the jobs.
         options: options for starting, watching and limiting the workers.
-
-    Attributes:
-        num_workers: actual number of workers: 0 for the start method ``main``.
+        work: record of the workers' time, including that of workers that were stopped.
 
     Raises:
         UsageError: the hooks cannot be run in threads.
     """
 
-    def __init__(self, runner: JobRunner, num_workers: int, options: PoolOptions):
-        num_workers = 0 if options.start_method == "main" else num_workers
+    def __init__(self, runner: JobRunner, num_workers: int, options: PoolOptions, work: WorkSeconds):
         self._runner = runner
-        self.num_workers = num_workers
+        self._num_workers = num_workers
         self._options = options
         if num_workers and options.start_method == "thread":
             from energon_lite.loading.executors.worker_handle import check_threads
@@ -121,8 +117,7 @@ class ExecutorHandle:
         self.watchdog = None if num_workers or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
-        #: Record of the workers' time, including that of workers that were stopped.
-        self.work = WorkSeconds()
+        self.work = work
 
     @property
     def worker_deaths(self) -> int:
@@ -140,14 +135,32 @@ class ExecutorHandle:
             self._take_reads()
         return Load() if executor is None else executor.load(alone)
 
+    def stats(self, alone: bool) -> dict[str, Any]:
+        """Return the part of the loader's :meth:`~energon_lite.DataLoader.stats` that is about the workers."""
+        load = self.load(alone)
+        work = self.work.sum()
+        reads = self.work.reads
+        return {
+            "queue": load._asdict(),
+            "worker_deaths": self.worker_deaths,
+            "stage_seconds": work.by_stage() | {"transfer": work.sent + work.received},
+            "dataset_seconds": self.work.by_leaf(),
+            "bytes_read": reads.bytes_read,
+            "cache": {
+                "memory_hits": reads.memory_hits,
+                "folder_hits": reads.folder_hits,
+                "requests": reads.requests,
+            },
+        }
+
     def executor(self) -> Executor:
         """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
             COUNTS.take()  # drop the counts of earlier reads in this process
-            if self.num_workers:
+            if self._num_workers:
                 from energon_lite.loading.executors.worker_pool import WorkerPool
 
-                self._executor = WorkerPool(self._runner, self.num_workers, self._options, self.work)
+                self._executor = WorkerPool(self._runner, self._num_workers, self._options, self.work)
             else:
                 self._executor = InlineExecutor(self._runner, self.work)
         return self._executor
@@ -166,5 +179,5 @@ class ExecutorHandle:
 
     def _take_reads(self) -> None:
         """Add the bytes that this process has read since the last timed job, if it runs the jobs."""
-        if self._executor is not None and (not self.num_workers or self._options.start_method == "thread"):
+        if self._executor is not None and (not self._num_workers or self._options.start_method == "thread"):
             self.work.reads += COUNTS.take()

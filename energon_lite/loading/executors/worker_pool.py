@@ -18,9 +18,8 @@ from collections import deque
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
-from energon_lite.loading.executors.executor import Executor, Load, PoolOptions
+from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.executors.worker_handle import (
     ProcessHandle,
     ThreadHandle,

@@ -11,8 +11,7 @@ from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan, Place, Plan
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.loading.iterators.dataset import MovedCursor, SavableDataset
-from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.dataset import Identity, SavableDataset
 from energon_lite.loading.iterators.state import (
     BATCH_SIZE,
     CursorFields,
@@ -220,17 +219,6 @@ class PlannedDataset(SavableDataset):
     def _identity_at(self, place: Place) -> Identity:
         """Return the identity at a place: of its samples, and of those before it in their plan chunks."""
         return self.identity.at((place[0] + any(place[1:])) * self.plan.chunk)
-
-    def next_chunk_boundary(self, state: State) -> MovedCursor:
-        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
-        cursor = self.cursor(state)
-        chunk, *inside = cursor.place
-        if not any(inside):
-            return MovedCursor(cursor, chunk * self.plan.chunk)
-        behind = replace(cursor, place=(chunk + 1, 0))
-        return MovedCursor(
-            behind, (chunk + 1) * self.plan.chunk, self.plan.undelivered(cursor.pass_number, cursor.place)
-        )
 
     def _restored(self, key: tuple[Any, ...], runner: JobRunner) -> list[Any]:
         match key:

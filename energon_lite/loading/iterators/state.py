@@ -16,7 +16,6 @@ from math import gcd
 from typing import Any, TypeVar
 
 from energon_lite.errors import StateError, StateMismatchError, counted
-from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order import ORDER_VERSION
 from energon_lite.order.orders import Rebase
 from energon_lite.order.permutation import MAX_LENGTH
@@ -93,7 +92,7 @@ def make_state(
     kind: str,
     cursor: CursorFields,
     place: Mapping[str, Any],
-    identity: Identity,
+    identity: Mapping[str, Any],
     rebase: Rebase | None,
     ranks: int | None,
 ) -> State:
@@ -103,7 +102,7 @@ def make_state(
         kind: one of :data:`KINDS`.
         cursor: the position in the run.
         place: entries that only this kind has.
-        identity: the data and configuration, as far as they count at this position.
+        identity: the data and configuration as plain data, as far as they count at this position.
         rebase: the blend begins in the middle of the run.
         ranks: with a limit, which counts steps: the world size at the beginning of the pass. It keeps the total number
             of batches the same if the run is resumed on another world size.
@@ -119,7 +118,7 @@ def make_state(
         **({} if ranks is None else {"ranks": ranks}),
         **place,
         **({} if rebase is None else {"rebase": {"position": rebase.position, "starts": list(rebase.starts)}}),
-        "identity": identity.to_plain(),
+        "identity": identity,
     }
 
 

@@ -25,7 +25,7 @@ from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import decoding
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 
 class Patient(TaskEncoder):
@@ -53,12 +53,12 @@ def test_a_shard_that_vanishes_is_skipped_sample_by_sample_and_counted(
     workers: int, leaf_of: Any, tmp_path: Path
 ) -> None:
     undisturbed = _train(leaf_of(30, "a"))
-    expected = [tuple(batch.__key__) for _, batch in zip(range(20), undisturbed, strict=False)]
+    expected = [tuple(batch.__key__) for batch in take(undisturbed, 20)]
     path = _copy(leaf_of(30, "a"), tmp_path)
     lost = {f"a-{number}" for number in range(10, 20)}
     with _train(path, workers, Patient()) as loader:
         (path / "shard-001.tar").unlink()
-        seen = [tuple(batch.__key__) for _, batch in zip(range(20), loader, strict=False)]
+        seen = [tuple(batch.__key__) for batch in take(loader, 20)]
         stats = loader.stats()
     assert not lost & {key for keys in seen for key in keys}
     for keys, wanted in zip(seen, expected, strict=True):
@@ -110,7 +110,7 @@ def test_storage_that_fails_for_a_moment_changes_nothing(
             return sample
 
     encoder = TaskEncoder() if columns else Own()
-    expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
+    expected = [batch.__key__ for batch in take(_train(leaf_of(30, "a"), 0, encoder), 12)]
     shared_store().close()
     calls = itertools.count()
     pread = os.pread
@@ -122,7 +122,7 @@ def test_storage_that_fails_for_a_moment_changes_nothing(
 
     monkeypatch.setattr(os, "pread", flaky)
     with _train(leaf_of(30, "a"), 0, encoder) as loader:
-        assert [batch.__key__ for _, batch in zip(range(12), loader, strict=False)] == expected
+        assert [batch.__key__ for batch in take(loader, 12)] == expected
         assert loader.stats()["failed"] == 0
     assert next(calls) > 20
 
@@ -130,7 +130,7 @@ def test_storage_that_fails_for_a_moment_changes_nothing(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_cut_off_while_it_is_read_ends_the_run(workers: int, leaf_of: Any, tmp_path: Path) -> None:
     with _train(leaf_of(30, "a")) as undisturbed:
-        expected = [tuple(batch.__key__) for _, batch in zip(range(20), undisturbed, strict=False)]
+        expected = [tuple(batch.__key__) for batch in take(undisturbed, 20)]
     path = _copy(leaf_of(30, "a"), tmp_path)
     seen = []
     with _train(path, workers, Patient()) as loader:
@@ -171,7 +171,7 @@ def test_a_shortage_changes_nothing_or_ends_the_run(
             return sample
 
     encoder = TaskEncoder() if columns else Own()
-    expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
+    expected = [batch.__key__ for batch in take(_train(leaf_of(30, "a"), 0, encoder), 12)]
     monkeypatch.setattr("energon_lite.storage.files.retries._SHORT", (0.0, 0.01))
     real, left = os.open, [0]
 
@@ -248,7 +248,7 @@ class FullDisk(io.RawIOBase):
 
 def test_a_full_disk_while_saving_leaves_the_loader_as_it_was(leaf_of: Any) -> None:
     loader, undisturbed = _train(leaf_of(30, "a")), _train(leaf_of(30, "a"))
-    expected = [batch.__key__ for _, batch in zip(range(8), undisturbed, strict=False)]
+    expected = [batch.__key__ for batch in take(undisturbed, 8)]
     batches = iter(loader)
     seen = [next(batches).__key__ for _ in range(4)]
     with pytest.raises((OSError, RuntimeError)):
@@ -259,8 +259,7 @@ def test_a_full_disk_while_saving_leaves_the_loader_as_it_was(leaf_of: Any) -> N
 
 def test_a_state_file_that_was_cut_off_is_never_taken_for_a_state(leaf_of: Any, tmp_path: Path) -> None:
     loader = _train(leaf_of(30, "a"))
-    for _ in zip(range(5), loader, strict=False):
-        pass
+    take(loader, 5)
     file = tmp_path / "state.pt"
     torch.save(loader.save_state_rank(), file)
     whole = file.read_bytes()

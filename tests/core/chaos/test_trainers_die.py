@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 STEPS = 60
 
@@ -158,7 +158,7 @@ def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tm
         last = max(step for step, _ in logged)
         config = WorkerConfig(rank=rank, world_size=2)
         dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config)
-        expected = [tuple(batch.__key__) for _, batch in zip(range(last), get_savable_loader(dataset), strict=False)]
+        expected = [tuple(batch.__key__) for batch in take(get_savable_loader(dataset), last)]
         assert len(logged) > last, "nothing was done twice: no rank was restarted"
         assert {step for step, _ in logged} == set(range(1, last + 1))
         assert all(keys == expected[step - 1] for step, keys in logged)
@@ -198,7 +198,7 @@ def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path)
         assert trainer.wait(60) == 0
     state, key = torch.load(tmp_path / "state.pt", weights_only=True)
     loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
-    keys = [batch.__key__ for _, batch in zip(range(state["position"] + 1), loader, strict=False)]
+    keys = [batch.__key__ for batch in take(loader, state["position"] + 1)]
     assert keys[state["position"] - 1] == key
     restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
     restored.restore_state_rank(state)

@@ -18,23 +18,15 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import (
-    SavableDataLoader,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.storage import SampleDecoder
-from tests.testing import nightly_but
+from tests.testing import alone, nightly_but, take
 
 
 def _loader(path: Any, workers: int, **kwargs: Any) -> SavableDataLoader:
     encoder = kwargs.pop("task_encoder", None)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config)
+    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=alone(workers))
     return get_savable_loader(dataset, **kwargs)
 
 
@@ -48,17 +40,10 @@ class Slow(TaskEncoder):
         return sample
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_every_start_method_gives_the_same_batches(leaf_of: Any, start_method: str) -> None:
-    with _loader(leaf_of(50, "a"), 0) as alone, _loader(leaf_of(50, "a"), 2, start_method=start_method) as two:
-        for _, one, other in zip(range(10), alone, two, strict=False):
-            assert one.__key__ == other.__key__
-
-
 def test_killed_workers_are_replaced_and_nothing_changes(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(0)
-    with _loader(leaf_of(200, "a"), 0) as alone:
-        expected = [batch.__key__ for _, batch in zip(range(100), alone, strict=False)]
+    with _loader(leaf_of(200, "a"), 0) as plain:
+        expected = [batch.__key__ for batch in take(plain, 100)]
     found = []
     with _loader(leaf_of(200, "a"), 3, task_encoder=Slow()) as loader:
         for step, batch in zip(range(100), loader, strict=False):
@@ -71,8 +56,8 @@ def test_killed_workers_are_replaced_and_nothing_changes(leaf_of: Any, caplog: p
 
 
 def test_all_workers_killed_at_once(leaf_of: Any) -> None:
-    with _loader(leaf_of(200, "a"), 0) as alone, _loader(leaf_of(200, "a"), 3) as loader:
-        for step, one, other in zip(range(30), alone, loader, strict=False):
+    with _loader(leaf_of(200, "a"), 0) as plain, _loader(leaf_of(200, "a"), 3) as loader:
+        for step, one, other in zip(range(30), plain, loader, strict=False):
             assert one.__key__ == other.__key__
             if step in (5, 6, 20):
                 for pid in _pids(loader):
@@ -88,8 +73,7 @@ def test_a_sample_that_kills_its_worker_is_named(leaf_of: Any) -> None:
 
     with _loader(leaf_of(20, "a"), 2, task_encoder=Poison()) as loader:
         with pytest.raises(WorkerError, match="3 workers died while making the same micro-batch") as caught:
-            for _, _ in zip(range(10), loader, strict=False):
-                pass
+            take(loader, 10)
     assert "a-20[train][7]" in str(caught.value) and "SIGKILL" in str(caught.value)
     assert "encode_sample of a-7 of a-20[train]" in str(caught.value)
 
@@ -115,8 +99,7 @@ def test_the_step_that_kills_a_worker_is_named(leaf_of: Any, hook: str) -> None:
         encoder.decoder = SampleDecoder(handlers={"txt": bomb})
     with _loader(leaf_of(20, "a"), 2, task_encoder=encoder) as loader:
         with pytest.raises(WorkerError, match="3 workers died") as caught:
-            for _, _ in zip(range(10), loader, strict=False):
-                pass
+            take(loader, 10)
     assert ("in decode of a-7 of" if hook == "decode" else "exit code 9 in batch of 4 samples") in str(caught.value)
 
 
@@ -136,25 +119,15 @@ def test_workers_ignore_the_signals_that_stop_a_trainer(leaf_of: Any) -> None:
 class Stuck(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
         if sample.text == "a-7":
-            time.sleep(1.0)
+            time.sleep(0.5)
         return sample
 
 
 def test_a_slow_batch_is_reported(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with _loader(leaf_of(20, "a"), 1, task_encoder=Stuck(), watchdog_timeout_seconds=0.2) as loader:
-        for _ in zip(range(5), loader, strict=False):
-            pass
+        take(loader, 5)
     assert "waited for longer than 0.2 s (worker 0 (pid" in caplog.text
-
-
-def test_a_slow_batch_may_end_the_run(leaf_of: Any) -> None:
-    with _loader(
-        leaf_of(20, "a"), 1, task_encoder=Stuck(), watchdog_timeout_seconds=0.2, fail_on_timeout=True
-    ) as loader:
-        with pytest.raises(WorkerError, match="waited for longer than"):
-            for _ in zip(range(5), loader, strict=False):
-                pass
 
 
 class Forever(TaskEncoder):
@@ -180,8 +153,7 @@ def test_the_stack_of_a_hung_worker_is_shown(leaf_of: Any) -> None:
     ) as loader:
         pids = _pids(loader)
         with pytest.raises(WorkerError, match="waited for longer than") as caught:
-            for _ in zip(range(5), loader, strict=False):
-                pass
+            take(loader, 5)
     assert "in wait_for_nobody" in str(caught.value) and "in encode_sample" in str(caught.value)
     assert _gone(pids, seconds=5)
 
@@ -191,8 +163,8 @@ def test_a_hung_worker_is_replaced(
     tmp_path: Path, leaf_of: Any, start_method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with _loader(leaf_of(20, "a"), 0) as alone:
-        expected = [batch.__key__ for _, batch in zip(range(10), alone, strict=False)]
+    with _loader(leaf_of(20, "a"), 0) as plain:
+        expected = [batch.__key__ for batch in take(plain, 10)]
     encoder = Forever(tmp_path / "hung")
     with _loader(
         leaf_of(20, "a"),
@@ -202,7 +174,7 @@ def test_a_hung_worker_is_replaced(
         on_timeout="replace",
         start_method=start_method,
     ) as loader:
-        found = [batch.__key__ for _, batch in zip(range(10), loader, strict=False)]
+        found = [batch.__key__ for batch in take(loader, 10)]
         assert loader.stats()["worker_deaths"] == 1
     assert found == expected
     assert "was stuck; it is replaced" in caplog.text and "in wait_for_nobody" in caplog.text
@@ -213,8 +185,7 @@ def test_a_job_that_always_hangs_ends_the_run(leaf_of: Any) -> None:
         leaf_of(20, "a"), 2, task_encoder=Forever(), watchdog_timeout_seconds=0.3, on_timeout="replace"
     ) as loader:
         with pytest.raises(WorkerError, match="the last one was stuck in encode_sample of a-7 of a-20") as caught:
-            for _ in zip(range(5), loader, strict=False):
-                pass
+            take(loader, 5)
         assert "a-20[train][7]" in str(caught.value) and loader.stats()["worker_deaths"] == 3
 
 
@@ -250,8 +221,7 @@ class Large(TaskEncoder):
         return {"x": torch.zeros(1 << 18)}  # 1 MiB, four times in a batch
 
 
-@pytest.mark.parametrize("start_method", ["fork", "thread"])
-@pytest.mark.parametrize("limit", [1, 9 << 20, 1 << 30])
+@pytest.mark.parametrize(("start_method", "limit"), [("fork", 1), ("fork", 9 << 20), ("fork", 1 << 30), ("thread", 1)])
 def test_bytes_in_flight_are_bounded(leaf_of: Any, limit: int, start_method: str) -> None:
     with _loader(
         leaf_of(20, "a"),
@@ -277,15 +247,15 @@ def test_bytes_in_flight_are_bounded(leaf_of: Any, limit: int, start_method: str
 
 def test_close_leaves_no_process_and_the_loader_can_go_on(leaf_of: Any) -> None:
     loader = _loader(leaf_of(50, "a"), 3)
-    keys = [batch.__key__ for _, batch in zip(range(4), loader, strict=False)]
+    keys = [batch.__key__ for batch in take(loader, 4)]
     pids = _pids(loader)
     loader.close()
     loader.close()
     assert not [pid for pid in pids if _alive(pid)]
-    keys += [batch.__key__ for _, batch in zip(range(4), loader, strict=False)]
+    keys += [batch.__key__ for batch in take(loader, 4)]
     loader.close()
-    with _loader(leaf_of(50, "a"), 0) as alone:
-        assert keys == [batch.__key__ for _, batch in zip(range(8), alone, strict=False)]
+    with _loader(leaf_of(50, "a"), 0) as plain:
+        assert keys == [batch.__key__ for batch in take(plain, 8)]
 
 
 def test_a_forgotten_loader_takes_its_workers_along(leaf_of: Any) -> None:
@@ -346,18 +316,6 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
     while list(temporary.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
     temporary.rmdir()
-
-
-def test_validation_with_workers_survives_deaths_too(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_val_dataset(leaf_of(50, "a"), batch_size=4, task_encoder=Slow(), worker_config=config)
-    with get_savable_loader(dataset) as loader:
-        texts = []
-        for step, batch in enumerate(loader):
-            texts += batch.text
-            if step == 3:
-                os.kill(_pids(loader)[0], signal.SIGKILL)
-    assert texts == [f"a-{i}" for i in range(50)]
 
 
 def _alive(pid: int) -> bool:

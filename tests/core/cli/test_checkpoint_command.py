@@ -77,7 +77,7 @@ def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp
     assert code == 0
     for words in (
         f"{tmp_path}/c.pt['loader']",
-        "planned batches (format version 4)",
+        "planned batches (format version 1)",
         "pass 0, micro-batch 6 over all ranks",
         "6 micro-batches, 24 samples",
         "any number of ranks",

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.config import LeafSpec
-from energon_lite.loading.blend_weights import leaf_facts
 from tests.testing import invoke
 
 
@@ -196,25 +194,10 @@ def test_mistakes(room: Path, arguments: tuple[str, ...], message: str) -> None:
     assert output == ""
 
 
-def test_a_mistake_in_the_document_names_its_line(room: Path) -> None:
-    (room / "bad.yaml").write_text("splits:\n  train:\n    blend:\n    - {path: ten, weigth: 1}\n")
-    code, _, errors = info(room / "bad.yaml")
-    assert code == 1 and "bad.yaml:4:19" in errors and "did you mean 'weight'?" in errors
-
-
 def test_two_references_in_one_line_are_two_branches(room: Path) -> None:
     (room / "line.yaml").write_text("splits: {train: {blend: [{path: in.yaml}, {path: in.yaml}]}}\n")
     _, output, _ = info(room / "line.yaml")
     assert output.count("in.yaml [train]") == 2
-
-
-def test_facts() -> None:
-    specs = [LeafSpec("a", "train", weight=0.75), LeafSpec("b", "train", weight=0.25)]
-    facts = leaf_facts(specs, [100, 50], 1000)
-    assert [(fact.share, fact.epochs) for fact in facts] == [(0.75, 7.5), (0.25, 5.0)]
-    specs = [LeafSpec("a", "train", repetitions=1.5), LeafSpec("b", "train", repetitions=1.0)]
-    facts = leaf_facts(specs, [100, 50], 400)
-    assert [(fact.share, fact.epochs) for fact in facts] == [(0.75, 3.0), (0.25, 2.0)]
 
 
 def test_weights_that_change(room: Path) -> None:

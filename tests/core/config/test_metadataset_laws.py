@@ -1,4 +1,4 @@
-"""Metadatasets at random: how weights and repetitions multiply, and what becomes of damaged ones."""
+"""Metadatasets at random: how weights and repetitions multiply."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
-from energon_lite.errors import ConfigError
-from tests.testing import examples
 
 WEIGHTS = st.integers(1, 1000) | st.floats(1e-3, 1e3)
 #: A leaf is an int (its number does not matter), a blend a list of (weight, what is below).
@@ -86,78 +84,3 @@ def test_repetitions_multiply_along_the_path(tree: Any) -> None:
         top = write_epochs(tree, Path(folder), expected, Fraction(1), "top")
         leaves = load_metadataset(Path(folder, top), split_part="train")
     assert [leaf.repetitions for leaf in leaves] == [float(product) for product in expected]
-
-
-GOOD = """\
-__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    blend:
-      - path: digits
-        weight: 2.5
-        subflavors: {a: [1, "x"], b: {c: true}}
-      - path: prose
-        split_part: val
-        shuffle_over_epochs_multiplier: -1
-  val: {path: digits, dataset_config: other.yaml}
-"""
-
-
-GOOD_EPOCHS = """\
-splits:
-  train:
-    subset: {range: [10%, 90.5%]}
-    blend_epochized:
-      - {path: digits, repetitions: 1.5, subset: {range: [5, end]}}
-      - path: prose
-        repetitions: 2
-        subset:
-          range: [0%, 1e1%]
-"""
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(
-    st.integers(0, len(GOOD_EPOCHS)),
-    st.integers(0, 12),
-    st.text(st.sampled_from("019-:'\"{}[]%.e\t\n ,"), max_size=4),
-)
-def test_damaged_repetitions_and_subsets_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
-    with TemporaryDirectory() as folder:
-        for name in ("digits", "prose"):
-            Path(folder, name).mkdir()
-        path = Path(folder, "doc.yaml")
-        path.write_text(GOOD_EPOCHS[:start] + insert + GOOD_EPOCHS[start + length :])
-        try:
-            leaves = load_metadataset(path, split_part="train")
-        except ConfigError as error:
-            assert error.file == str(path)
-            assert error.line is not None
-            return
-    kinds = {leaf.repetitions is None for leaf in leaves}
-    assert len(kinds) == 1
-    for leaf in leaves:
-        assert leaf.repetitions is None or leaf.repetitions > 0
-        if leaf.subset is not None:
-            samples = max(10**6, leaf.subset.last or 0, leaf.subset.first or 0)
-            start, stop = leaf.subset.bounds(samples)
-            assert 0 <= start <= stop <= samples
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(st.integers(0, len(GOOD)), st.integers(0, 12), st.text(st.sampled_from("ab1-:'\"{}[]&*!<\t\n .,"), max_size=4))
-def test_damaged_documents_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
-    """Whatever is cut out and put in, nothing but a ConfigError with its place comes out."""
-    with TemporaryDirectory() as folder:
-        for name in ("digits", "prose"):
-            Path(folder, name).mkdir()
-        path = Path(folder, "doc.yaml")
-        path.write_text(GOOD[:start] + insert + GOOD[start + length :])
-        try:
-            leaves = load_metadataset(path, split_part="train")
-        except ConfigError as error:
-            assert error.file == str(path)
-            assert error.line is not None
-        else:
-            assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0)

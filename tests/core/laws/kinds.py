@@ -157,7 +157,7 @@ def _tokens(chunks: list[int], encoders: list[Any], *, encoded: bool) -> st.Sear
         {
             "batch_size": st.none(),
             "batching": token_data.STRATEGIES,
-            "plan_chunk": st.sampled_from(chunks),
+            "chunk_size": st.sampled_from(chunks),
             "task_encoder": st.sampled_from(encoders),
             **({"length_column": st.none()} if encoded else {}),
         }

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.extras.blends import rebase_state
 from tests.testing import ALONE, examples
 
 sizes = st.sampled_from([None, 1, 2, 3, 4, 6, 8])

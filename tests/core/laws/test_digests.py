@@ -87,7 +87,7 @@ def test_planned_tokens_have_equal_digests_on_any_ranks(
 ) -> None:
     metadataset = write_blend([(50, 1.0), (120, 0.3)])
     strategy = BestFit(Capacity(50), oversize="split")
-    build = training(metadataset, batching=strategy, plan_chunk=60, micro_batches_per_step=step, task_encoder=Tokens())
+    build = training(metadataset, batching=strategy, chunk_size=60, micro_batches_per_step=step, task_encoder=Tokens())
     sums = []
     for world in (1, 2, 3, 4):
         with cluster(build, world, 0) as ranks:
@@ -141,7 +141,7 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
     metadataset = write_blend([(120, 1.0), (50, 0.3)])
     arguments: dict[str, Any] = {"batch_size": 3}
     if way != "fixed":
-        arguments = {"batching": BestFit(Capacity(100)), "plan_chunk": 200, "task_encoder": Tokens()}
+        arguments = {"batching": BestFit(Capacity(100)), "chunk_size": 200, "task_encoder": Tokens()}
         arguments |= {"micro_batches_per_step": 12} if way == "even steps" else {}
     if way == "small epochs":
         metadataset, arguments["batching"] = write_blend([(7, 1.0)]), Fixed(3, sort=True)

@@ -72,7 +72,7 @@ class Parts(Tokens):
 
 
 def dataset_of(path: Any, config: WorkerConfig | None = None, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20, "task_encoder": Tokens()}
+    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20, "task_encoder": Tokens()}
     config = config or ALONE
     return get_train_dataset(path, batch_size=None, length_column=None, worker_config=config, **(arguments | more))
 
@@ -110,7 +110,7 @@ def own_tokens(path: Any, encoder: Tokens, strategy: dict[str, Any] | BestFit, *
 def test_a_pass_has_everything_once(
     leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, encoder: Tokens
 ) -> None:
-    batches, stats = own_tokens(leaf_of(50), encoder, strategy, plan_chunk=chunk)
+    batches, stats = own_tokens(leaf_of(50), encoder, strategy, chunk_size=chunk)
     found = Counter(token for tokens in tokens_of(batches) for token in tokens)
     parts = {index: [0] for index in range(50)}
     if isinstance(encoder, Parts):
@@ -177,7 +177,7 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
         ({"task_encoder": Groups()}, "Groups.batch_group_criterion together with batching"),
         ({"length_column": "length", "length_field": "tokens"}, "length_field='tokens' is about encoded samples"),
         ({"batching": None, "length_field": "tokens"}, "length_field='tokens' has no effect without batching"),
-        ({"plan_chunk": 0}, "chunk_size is 0"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
     ):
         with pytest.raises(UsageError, match=words):
             get_train_dataset(
@@ -190,8 +190,12 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
 def test_states_of_other_settings_are_refused(leaf_of: Callable[..., Any]) -> None:
     path = leaf_of(50)
     state = get_savable_loader(dataset_of(path)).save_state_rank()
-    for other in ({"plan_chunk": 21}, {"batching": BestFit(Capacity(99))}, {"length_field": "tokens"}):
-        with pytest.raises(StateMismatchError, match=next(iter(other))):
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("plan_chunk", {"chunk_size": 21}),
+        ("length_field", {"length_field": "tokens"}),
+    ]
+    for name, other in [*others, ("batching", {"batching": BestFit(Capacity(99))})]:
+        with pytest.raises(StateMismatchError, match=name):
             get_savable_loader(dataset_of(path, **other)).restore_state_rank(state)
     assert "batches by best_fit (capacity 100" in str(dataset_of(path))
 
@@ -244,7 +248,7 @@ def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, wo
     config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
 
     def loader() -> Any:
-        arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20}
+        arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20}
         return get_savable_loader(
             get_val_dataset(
                 leaf_of(50),

@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "batch_size": None,
         "task_encoder": Names(),
         "batching": {"strategy": "fixed", "batch_size": 3},
-        "plan_chunk": 20,
+        "chunk_size": 20,
     },
     "hooks": {"batch_size": 3, "task_encoder": Yielded(), "chunk_size": 9, "lanes": 12},
 }

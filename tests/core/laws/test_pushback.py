@@ -21,9 +21,9 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    rebase_state,
 )
 from energon_lite.errors import FatalSampleError, StateError
+from energon_lite.extras.blends import rebase_state
 from energon_lite.hooks import PackedSamplesOutput
 from tests.core.laws.kinds import training
 from tests.testing import ALONE, examples

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import UsageError
+from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
 from tests.testing import ALONE, examples
 
@@ -34,12 +35,12 @@ class Groups(Keys):
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 3},
     "single": {"batch_size": None},
-    "tokens": {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "bfd", "capacity": 100}},
+    "tokens": {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "bfd", "capacity": 100}},
     "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
 }
 CONCAT: dict[str, Any] = {
     "batch_size": None,
-    "plan_chunk": 11,
+    "chunk_size": 11,
     "batching": {"strategy": "concat_split", "tokens": 64},
 }
 worlds = st.sampled_from([1, 2, 3, 4])

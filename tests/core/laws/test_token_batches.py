@@ -39,7 +39,7 @@ def test_a_pass_has_everything_once(
     path = leaf_of(120)
 
     def build(config: WorkerConfig) -> Any:
-        common: dict[str, Any] = {"batching": strategy, "plan_chunk": chunk, "worker_config": config}
+        common: dict[str, Any] = {"batching": strategy, "chunk_size": chunk, "worker_config": config}
         common["task_encoder"] = Tokens()
         if validate:
             return get_val_dataset(path, split_part="train", batch_size=None, **common)
@@ -76,7 +76,7 @@ def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..
             loader.restore_sample(wrong)
 
 
-@pytest.mark.parametrize("batching", [{}, {"batch_size": 3, "batching": None, "plan_chunk": None}])
+@pytest.mark.parametrize("batching", [{}, {"batch_size": 3, "batching": None, "chunk_size": None}])
 def test_no_job_is_thrown_away_where_a_loop_ends(
     leaf_of: Callable[..., Any], batching: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,7 @@ def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypat
     with pytest.raises(StateMismatchError, match=r"batching: .*100.* in the state, .*90"):
         get_savable_loader(dataset_of(path, batching=BestFit(Capacity(90)))).restore_state_rank(state)
     with pytest.raises(StateMismatchError, match="plan_chunk: 40 in the state, 41 here"):
-        get_savable_loader(dataset_of(path, plan_chunk=41)).restore_state_rank(state)
+        get_savable_loader(dataset_of(path, chunk_size=41)).restore_state_rank(state)
     fixed = get_train_dataset(path, batch_size=2, worker_config=alone())
     with pytest.raises(StateMismatchError, match=r"batching: .* in the state, '\(not set\)' here"):
         get_savable_loader(fixed).restore_state_rank(state)
@@ -192,8 +192,8 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
     for arguments, words in (
         ({"batch_size": 2, "batching": BestFit(Capacity(9))}, "batch_size=2 together with batching"),
         ({"batch_size": None, "batching": 3}, "batching is a int"),
-        ({"batch_size": 2, "plan_chunk": 3}, "chunk_size=3 has no effect"),
-        ({"batch_size": None, "batching": BestFit(Capacity(99)), "plan_chunk": 0}, "plan_chunk is 0"),
+        ({"batch_size": 2, "chunk_size": 3}, "chunk_size=3 has no effect"),
+        ({"batch_size": None, "batching": BestFit(Capacity(99)), "chunk_size": 0}, "plan_chunk is 0"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "lanes": 2}, "lanes=2 has no effect"),
         ({"batch_size": None, "batching": BestFit(Capacity(99)), "packing_buffer_size": 5}, "packing_buffer_size=5"),
     ):

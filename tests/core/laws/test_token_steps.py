@@ -43,7 +43,7 @@ def test_steps_that_are_evened_out_go_on_on_any_ranks(
             path,
             batch_size=None,
             batching=strategy,
-            plan_chunk=chunk,
+            chunk_size=chunk,
             micro_batches_per_step=size,
             worker_config=config,
             task_encoder=Tokens(),
@@ -72,7 +72,7 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
     path, size = leaf_of(120), world * turns
 
     def build(config: WorkerConfig, step: int | None = size) -> Any:
-        return dataset_of(path, config, batching=strategy, plan_chunk=chunk, repeat=False, micro_batches_per_step=step)
+        return dataset_of(path, config, batching=strategy, chunk_size=chunk, repeat=False, micro_batches_per_step=step)
 
     with cluster(build, world, 0) as ranks:
         batches = [list(loader) for loader in ranks.loaders]
@@ -98,7 +98,7 @@ def test_the_micro_batches_of_a_step_cost_nearly_the_same(cluster: Any, leaf_of:
 
     def balance(step: int | None) -> float:
         def build(config: WorkerConfig) -> Any:
-            return dataset_of(leaf_of(120), config, plan_chunk=1000, micro_batches_per_step=step)
+            return dataset_of(leaf_of(120), config, chunk_size=1000, micro_batches_per_step=step)
 
         with cluster(build, 4, 0) as ranks:
             turns = [[batch.cu_seqlens.diff().square().sum().item() for batch in ranks.step()] for _ in range(30)]
@@ -119,7 +119,7 @@ def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) ->
     with pytest.raises(UsageError, match="micro_batches_per_step=3 needs a column"):
         dataset_of(path, micro_batches_per_step=3, length_column=None)
     with pytest.raises(UsageError, match="micro_batches_per_step=3 has no effect without batching"):
-        dataset_of(path, micro_batches_per_step=3, batching=None, plan_chunk=None)
+        dataset_of(path, micro_batches_per_step=3, batching=None, chunk_size=None)
     state = get_savable_loader(dataset_of(path, micro_batches_per_step=6)).save_state_rank()
     with pytest.raises(StateMismatchError, match="micro_batches_per_step"):
         get_savable_loader(dataset_of(path, micro_batches_per_step=12)).restore_state_rank(state)

@@ -72,5 +72,5 @@ QUIET = settings(deadline=None, max_examples=examples(20), suppress_health_check
 
 
 def dataset_of(path: Any, config: WorkerConfig | None = None, encoder: TaskEncoder | None = None, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 40, **more}
+    arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "chunk_size": 40, **more}
     return get_train_dataset(path, worker_config=config or alone(), task_encoder=encoder or Tokens(), **arguments)

@@ -12,7 +12,7 @@ import torch
 
 from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import UnknownLengthError
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 
 def _loader(path: Any, workers: int = 0, *, val: bool = False, **kwargs: Any) -> Any:
@@ -55,8 +55,7 @@ def test_the_context_closes_also_after_an_error(leaf_of: Any, workers: int) -> N
 
 def test_the_state_by_torchs_names(leaf_of: Any, tmp_path: Any) -> None:
     with _loader(leaf_of(30)) as loader, _loader(leaf_of(30), 1) as other:
-        for _ in zip(range(3), loader, strict=False):
-            pass
+        take(loader, 3)
         torch.save(loader.state_dict(), tmp_path / "state.pt")
         other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
         assert other.state_dict() == loader.state_dict()
@@ -98,8 +97,7 @@ def test_forked_workers_of_a_trainer_with_busy_threads(leaf_of: Any, caplog: pyt
             with _loader(
                 leaf_of(30), 2, task_encoder=Heavy(), watchdog_timeout_seconds=60, on_timeout="raise"
             ) as loader:
-                for _ in zip(range(3), loader, strict=False):
-                    pass
+                take(loader, 3)
                 assert loader.stats()["worker_deaths"] == 0
     finally:
         done.set()

@@ -14,7 +14,7 @@ import pytest
 
 from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UsageError
-from tests.testing import alone
+from tests.testing import alone, take
 
 
 class Where(TaskEncoder):
@@ -32,9 +32,9 @@ def dataset(leaf: Path, workers: int) -> Any:
 @pytest.mark.parametrize("kind", ["fork", "thread", "main"])
 def test_worker_types_make_the_same_batches(leaf_of: Callable[..., Path], kind: str) -> None:
     one = dataset(leaf_of(50), 0)
-    expected = [batch for _, batch in zip(range(3), get_loader(one), strict=False)]
+    expected = take(get_loader(one), 3)
     with get_savable_loader(dataset(leaf_of(50), 2), worker_type=kind) as loader:
-        found = [batch for _, batch in zip(range(3), loader, strict=False)]
+        found = take(loader, 3)
     assert [batch["drawn"] for batch in found] == [batch["drawn"] for batch in expected]
     here = {pid == os.getpid() for batch in found for pid in batch["pid"]}
     assert here == {kind in ("thread", "main")}

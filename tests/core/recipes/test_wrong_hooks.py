@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import EnergonLiteError, TaskEncoder, get_train_dataset
+from energon_lite import Chunks, EnergonLiteError, TaskEncoder, get_train_dataset
 from tests.testing import ALONE
 
 
@@ -63,11 +63,15 @@ WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
         {},
         "batch is a generator: a group makes one batch",
     ),
-    "buffers never full": (Packs(), {**PACKING, "chunk_size": 3}, "chunk_size is 3, but packing_buffer_size 4"),
-    "no chunk": (Packs(), {**PACKING, "chunk_size": 0}, "chunk_size is 0"),
+    "buffers never full": (
+        Packs(),
+        {**PACKING, "chunks": Chunks(size=3)},
+        "chunk_size is 3, but packing_buffer_size 4",
+    ),
+    "no chunk": (Packs(), {**PACKING, "chunks": Chunks(size=0)}, "chunk_size is 0"),
     "groups hand nothing over": (
         _hooked(batch_group_criterion=_returns),
-        {"chunk_remainder": "carry"},
+        {"chunks": Chunks(remainder="carry")},
         '"carry" needs batches of batch_size samples, without batch_group_criterion',
     ),
 }

@@ -7,7 +7,6 @@ import logging
 import shutil
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,17 +181,9 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "rank out of range": (lambda path: WorkerConfig(rank=4, world_size=4), ["rank 4 of 4"]),
     "negative workers": (lambda path: WorkerConfig(rank=0, world_size=4, num_workers=-1), ["num_workers is -1"]),
-    "worker_config of a loader": (
-        lambda path: get_loader(_call(path), worker_config=alone(3)),
-        ["worker_config belongs to the data set"],
-    ),
     "samples of another type": (
         lambda path: _call(path, reading=Reading(sample_type=TextSample)),
         ["are CaptioningSample, not TextSample", "sample_type=CaptioningSample"],
-    ),
-    "what the decoder is told": (
-        lambda path: _call(path, image_decode="torchrbg"),
-        ["image_decode 'torchrbg' is unknown", "did you mean 'torchrgb'"],
     ),
     "loader of a path": (lambda path: get_loader(path), ["a loader of a"]),  # type: ignore[arg-type]
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
@@ -288,14 +279,6 @@ def test_crude_data_is_cooked(tmp_path: Path, write_dataset: Any) -> None:
     assert crude["txt"] == ["hello"]
     with pytest.raises(EnergonLiteError, match="none of the 1 cookers of CooksOthers"):
         build(CooksOthers())
-
-
-def test_energons_other_keywords_are_accepted(images: Path) -> None:
-    dataset = _call(images, parallel_shard_iters=4)
-    get_savable_loader(
-        dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
-    )
-    get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
 
 
 @pytest.mark.parametrize("wanted", [CaptioningSample, Sample, None])

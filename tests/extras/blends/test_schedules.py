@@ -96,7 +96,7 @@ def test_batches_by_tokens_go_on_with_other_stages_ahead(
     def build(weights: Any) -> Any:
         batching = BestFit(Capacity(200))
         dataset = get_train_dataset(
-            write_weights(*weights), batch_size=None, batching=batching, plan_chunk=BLOCK, worker_config=ALONE
+            write_weights(*weights), batch_size=None, batching=batching, chunk_size=BLOCK, worker_config=ALONE
         )
         return get_savable_loader(dataset)
 

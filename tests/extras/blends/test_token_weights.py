@@ -162,12 +162,11 @@ def test_slopes_follow_the_weights_in_tokens(
     columns = [schedule(list(zip(knots, column, strict=False)), linear=True) for column in zip(*points, strict=True)]
     asked = normal_shares([Schedule(column) for column in columns])
     found = weighted(asked, [np.array([mean]) for mean in means])
-    starts = [segment.start for segment in found[0].schedule.segments]
+    made = [share_of(spec.weight if spec.schedule is None else spec.schedule) for spec in found]
+    starts = [segment.start for segment in made[0]]
     for position in [*knots, *(int(place * knots[-1]) for place in places)]:
         wanted = [values_at(share_of(share), position)[1] for share in asked]
-        tokens = [
-            values_at(spec.schedule.segments, position)[1] * mean for spec, mean in zip(found, means, strict=True)
-        ]
+        tokens = [values_at(share, position)[1] * mean for share, mean in zip(made, means, strict=True)]
         piece = bisect_right(starts, position)
         is_short = piece < len(starts) and starts[piece] - starts[piece - 1] < 2 * BLOCK and position not in starts
         bound = 1.0 if is_short else 1e-9 if position in knots else 0.0012

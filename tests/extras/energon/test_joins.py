@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import TextSample, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TextSample, entry_points, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import (
     ConfigError,
     DataIndexError,
@@ -24,7 +24,6 @@ from energon_lite.errors import (
     UsageError,
 )
 from energon_lite.extras.energon import traverse_metadataset
-from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 from tests.testing import ALONE, alone, take
@@ -175,9 +174,9 @@ def test_trust(room: Path) -> None:
 
 
 def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadataset_keys, "metadataset_keys", dict)
+    monkeypatch.setattr(entry_points, "metadataset_keys", dict)
     (room / "joined.yaml").write_text(json.dumps(join(room)))
-    with pytest.raises(ConfigError, match="opened by the extra 'energon', which is not installed") as error:
+    with pytest.raises(ConfigError, match="read by the extra 'energon', which is not installed") as error:
         texts(room / "joined.yaml")
     assert error.value.where == f"{room}/joined.yaml:1"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from energon_lite import (
     Reading,
     TaskEncoder,
     TextSample,
+    get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -27,7 +28,7 @@ from energon_lite import (
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.keywords import KEYWORDS
 from energon_lite.loading.recipes import DatasetOptions
-from tests.testing import ALONE
+from tests.testing import ALONE, alone
 
 BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
 
@@ -75,13 +76,13 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "batching": {"strategy": "best_fit", "capacity": 20},
             "length_column": None,
             "length_field": "text",
-            "plan_chunk": 5,
+            "chunk_size": 5,
             "lanes": 2,
         },
         {"batching": BY_TEXT, "chunks": Chunks(size=5, lanes=2)},
     ),
     "some of a group": (
-        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4), "lanes": 3, "plan_chunk": None},
+        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4), "lanes": 3, "chunk_size": None},
         {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, lanes=3)},
     ),
 }
@@ -124,7 +125,6 @@ TWICE: dict[str, tuple[dict[str, Any], str]] = {
         r"lanes=4 and chunks=Chunks\(lanes=8\): the setting is given twice",
     ),
     "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "given twice"),
-    "two names": ({"batch_size": 2, "chunk_size": 4, "plan_chunk": 8}, "plan_chunk=8 and .*size=4.*given twice"),
     "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' and batching=ByTokens"),
 }
 
@@ -173,3 +173,16 @@ def test_a_leaf_by_its_description(path: Path) -> None:
 def test_an_error_handler_that_energon_ignores_is_ignored_aloud(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _call(path, batch_size=2, handler=print)
     assert "handler" in caplog.text and "global_error_handler" in caplog.text
+
+
+def test_energons_other_keywords_are_accepted(path: Path) -> None:
+    dataset = _call(path, batch_size=2, parallel_shard_iters=4)
+    get_savable_loader(
+        dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
+    )
+    get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
+    with pytest.raises(UsageError, match="worker_config belongs to the data set"):
+        get_loader(dataset, worker_config=alone(3))
+    with pytest.raises(UsageError, match="image_decode 'torchrbg' is unknown") as error:
+        _call(path, batch_size=2, image_decode="torchrbg")
+    assert "did you mean 'torchrgb'" in str(error.value.fix)

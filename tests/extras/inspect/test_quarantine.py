@@ -23,8 +23,14 @@ from energon_lite import (
 )
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
+from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.batch_runner import Failure
 from tests.testing import take
+
+
+def observed(rank: int) -> ObservedRank:
+    runner: Any = None  # the file needs none
+    return ObservedRank(rank, 1, (), runner, WorkSeconds())
 
 
 class Picky(TaskEncoder):
@@ -111,7 +117,7 @@ def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
 
 
 def _write_many(path: str, tag: int) -> None:
-    quarantine = Quarantine(path, ObservedRank(tag, 1, ()))
+    quarantine = Quarantine(path, observed(tag))
     for number in range(50):
         quarantine.on_lost([Failure("leaf", f"{tag % 2}-{number}", "read", "x" * 200, False)])
 
@@ -129,11 +135,11 @@ def test_processes_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+    Quarantine(file, observed(0)).on_lost(
         [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
     )
     file.write_bytes(file.read_bytes()[:-10])
-    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+    Quarantine(file, observed(0)).on_lost(
         [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
     )
     lines = file.read_text().splitlines()
@@ -157,7 +163,7 @@ def test_a_file_that_cannot_be_written_is_warned_of_once(
 
 def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bad.jsonl"
-    quarantine = Quarantine(file, ObservedRank(0, 1, ()))
+    quarantine = Quarantine(file, observed(0))
     write = os.write
 
     def full(descriptor: int, data: bytes) -> int:

@@ -21,6 +21,7 @@ from energon_lite import (
     basic_sample_keys,
     cooker,
     edataclass,
+    entry_points,
     get_loader,
     get_savable_loader,
     get_train_dataset,
@@ -30,7 +31,6 @@ from energon_lite import (
 from energon_lite.errors import ConfigError, FatalSampleError, UsageError
 from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
 from tests.testing import ALONE, alone, take, write_tar
@@ -167,7 +167,7 @@ def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
 
 
 def test_without_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadataset_keys, "metadataset_keys", dict)
+    monkeypatch.setattr(entry_points, "metadataset_keys", dict)
     for encoder, aux, place in ((Texts(), None, "blend.yaml:4"), (Primary(), {}, "own")):
         with pytest.raises(ConfigError, match="opened by the extra 'media', which is not installed") as error:
             dataset(root, encoder, aux)

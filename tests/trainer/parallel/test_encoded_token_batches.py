@@ -47,7 +47,7 @@ def test_ranks_end_a_pass_together(run_ranks: Any, leaf_of: Callable[[int], Any]
             batch_size=None,
             batching=BestFit(Capacity(100)),
             length_column=None,
-            plan_chunk=7,
+            chunk_size=7,
             repeat=False,
             task_encoder=Tokens(),
             worker_config=WorkerConfig(rank=rank, world_size=3, num_workers=0),

@@ -45,7 +45,7 @@ def column_of(path: Path, part: str) -> Any:
 
 
 def loader_of(path: Path, batching: Any, **more: Any) -> Any:
-    arguments = {"worker_config": ALONE, "task_encoder": TokenizedTaskEncoder(), "plan_chunk": 50, **more}
+    arguments = {"worker_config": ALONE, "task_encoder": TokenizedTaskEncoder(), "chunk_size": 50, **more}
     return get_savable_loader(get_train_dataset(path, batch_size=None, batching=batching, **arguments))
 
 

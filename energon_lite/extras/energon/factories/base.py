@@ -17,8 +17,7 @@ from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.assembly import Chunking, assembled
-from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text

@@ -11,8 +11,7 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
-from energon_lite.loading.iterators.dataset import Loop, SavableDataset
-from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.dataset import Identity, Loop, SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.loops import is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
@@ -170,9 +169,6 @@ class WrapperDataset(SavableDataset):
 
     def restore_sample(self, key: Any, runner: Any) -> Any:
         return self.resolved.restore_sample(key, runner)
-
-    def next_chunk_boundary(self, state: Any) -> Any:
-        return self.resolved.next_chunk_boundary(state)
 
     @cached_property
     def is_endless(self) -> bool:

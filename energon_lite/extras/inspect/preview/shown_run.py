@@ -15,16 +15,14 @@ from energon_lite.extras.inspect.appearances import indices_of
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.lane_cursor import LaneCursor
-from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.lane_dataset import LaneCursor, LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor as PlannedCursor
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import get_train_dataset, get_val_dataset
-from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged, read_state_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 

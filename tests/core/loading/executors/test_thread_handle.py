@@ -22,7 +22,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
-from tests.testing import in_time
+from tests.testing import in_time, take
 
 
 def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:
@@ -78,17 +78,16 @@ def test_chunks(leaf_of: Any) -> None:
 
 def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
     with _loader(leaf_of(50), 0) as alone, _loader(leaf_of(50), 2) as threads:
-        expected = [batch.__key__ for _, batch in zip(range(12), alone, strict=False)]
-        found = [batch.__key__ for _, batch in zip(range(4), threads, strict=False)]
+        expected = [batch.__key__ for batch in take(alone, 12)]
+        found = [batch.__key__ for batch in take(threads, 4)]
         state = threads.save_state_rank()
-        for _ in zip(range(5), threads, strict=False):
-            pass
+        take(threads, 5)
         threads.restore_state_rank(state)
-        found += [batch.__key__ for _, batch in zip(range(4), threads, strict=False)]
+        found += [batch.__key__ for batch in take(threads, 4)]
         threads.close()
         threads.close()
         assert not [one for one in threading.enumerate() if one.name.startswith("energon-lite-thread")]
-        found += [batch.__key__ for _, batch in zip(range(4), threads, strict=False)]
+        found += [batch.__key__ for batch in take(threads, 4)]
     assert found == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.loading.executors.work_seconds import STAGES, WorkSeconds
+from energon_lite.loading.executors.executor import STAGES, WorkSeconds
 from energon_lite.loading.makers.observers import Times
 
 #: Seconds of a job by stage.

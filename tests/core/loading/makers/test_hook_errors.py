@@ -24,13 +24,13 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import FatalSampleError
-from tests.testing import alone
+from tests.testing import alone, take
 
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 2},
     "lanes": {"batch_size": 2, "packing_buffer_size": 4, "chunk_size": 300},
-    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "plan_chunk": 300},
+    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "chunk_size": 300},
 }
 
 
@@ -89,8 +89,7 @@ class FailsOnce(Base):
 def test_the_first_failure_shows_where(leaf_of: Any, kind: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with _loader(leaf_of(300), FailsOnce(), workers, **KINDS[kind]) as loader:
-        for _ in zip(range(60), loader, strict=False):
-            pass
+        take(loader, 60)
         assert loader.stats()["failed"] > 1
     place = f'{__file__}", line {_line_of(FailsOnce.encode_sample, "raise")}, in encode_sample'
     assert caplog.text.count(place) == 1 and "pipeline.py" not in caplog.text
@@ -241,7 +240,7 @@ def test_other_errors_are_the_samples(leaf_of: Any, error: Exception) -> None:
             return sample
 
     with _loader(leaf_of(20), Fails(), batch_size=2) as loader:
-        assert len([batch for _, batch in zip(range(20), loader, strict=False)]) == 20
+        assert len(take(loader, 20)) == 20
         assert loader.stats()["failed"] > 0
 
 

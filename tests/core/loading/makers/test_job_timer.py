@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers import observers
 from energon_lite.loading.makers.observers import JobTimer, Times
 from energon_lite.storage.files.shard_store import COUNTS, Reads

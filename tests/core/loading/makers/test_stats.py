@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -25,10 +24,9 @@ from energon_lite import (
     pack_sequences,
 )
 from energon_lite.batching import TokenSequence
-from energon_lite.errors import UsageError
-from energon_lite.loading.progress import tokens_of
+from energon_lite.loading.loader import tokens_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 
 def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
@@ -113,8 +111,7 @@ def test_a_batch_that_fails_is_charged_to_its_samples(leaf_of: Any) -> None:
             return super().batch(samples)
 
     with _loader(_blend(leaf_of, a=0.75, b=0.25), Uneven(), batch_size=2) as loader:
-        for _ in zip(range(40), loader, strict=False):
-            pass
+        take(loader, 40)
         stats = loader.stats()
     failed = _by_leaf(stats, "failed")
     assert stats["failed"] == failed["a"] + failed["b"] and stats["failed"] % 2 == 0
@@ -173,7 +170,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
         worker_config=ALONE,
     )
     with get_savable_loader(dataset) as loader:
-        batches = [batch for _, batch in zip(range(10), loader, strict=False)]
+        batches = take(loader, 10)
         found = sum(batch.num_tokens if says_tokens else batch["count"] for batch in batches)
         assert loader.stats()["tokens"] == found > 100 and loader.stats()["skipped"] > 0
 
@@ -217,21 +214,6 @@ def test_deaths_survive_the_close(leaf_of: Any) -> None:
             next(iterator)
         loader.close()
     assert loader.stats()["worker_deaths"] == 2
-
-
-def test_a_line_every_so_many_batches(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with _loader(_blend(leaf_of, a=0.5, b=0.5), Picky(), log_every=3) as loader:
-        for _ in zip(range(10), loader, strict=False):
-            pass
-    lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
-    assert [line.split(":")[0] for line in lines] == ["batch 3", "batch 6", "batch 9"]
-    assert "waited" in lines[0] and "MiB in flight" in lines[0] and "skipped" in lines[-1]
-
-
-def test_a_negative_interval_is_refused(leaf_of: Any) -> None:
-    with pytest.raises(UsageError, match="log_every is -1"):
-        _loader(leaf_of(30, "a"), log_every=-1)
 
 
 def test_counts_of_validation_are_exact(leaf_of: Any) -> None:

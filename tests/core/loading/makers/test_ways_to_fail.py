@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from energon_lite import SkipSample, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import hook_errors
-from tests.testing import alone, examples
+from tests.testing import alone, examples, take
 
 #: Hooks, and what a data set is given so that they are called.
 HOOKS: dict[str, dict[str, Any]] = {
@@ -161,8 +161,7 @@ def test_whoever_runs_a_hook_its_failure_is_shown_alike(leaf_of: Any, told: list
             return _raises(sample) if sample.text.endswith("3") else sample
 
     with _loader(leaf_of(300), Fails(), method) as loader:
-        for _ in zip(range(60), loader, strict=False):
-            pass
+        take(loader, 60)
         assert loader.stats()["failed"] > 1
     assert len(told) == 1 and "encode_sample failed for a-" in told[0] and "of a-300[train]" in told[0]
     assert f'{__file__}", line {inspect.getsourcelines(_raises)[1] + 1}, in _raises' in told[0]
@@ -173,8 +172,7 @@ def test_whoever_runs_a_hook_its_failure_is_shown_alike(leaf_of: Any, told: list
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_same_of_workers_that_begin_anew(leaf_of: Any, told: list[str], method: str) -> None:
     with _loader(leaf_of(300), Misspells(), method) as loader:
-        for _ in zip(range(30), loader, strict=False):
-            pass
+        take(loader, 30)
     assert len(told) == 1 and f'{__file__}", line' in told[0] and not _own_frames(told[0])
 
 
@@ -199,8 +197,7 @@ def test_a_failure_behind_a_yield_is_told_and_counted(leaf_of: Any, told: list[s
             _raises(sample)
 
     with _loader(leaf_of(300), Halves()) as loader:
-        for _ in zip(range(5), loader, strict=False):
-            pass
+        take(loader, 5)
         assert loader.stats()["failed"] >= 10 and loader.stats()["samples"] == 10
     assert len(told) == 1
 

@@ -28,11 +28,10 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.cli.checkpoint import summary, summary_lines
 from energon_lite.errors import FatalSampleError, StateError, UsageError
-from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import merged, redistributed
-from energon_lite.loading.states.rebase import rebase_state
-from energon_lite.loading.states.summary import summary, summary_lines
+from energon_lite.extras.blends import rebase_state
+from energon_lite.loading.saved_states import merged, read_state_files, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
 
@@ -64,7 +63,7 @@ def _finite_lanes(leaf: Path) -> Any:
 
 def _tokens(leaf: Path) -> Any:
     return get_train_dataset(
-        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", plan_chunk=8
+        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", chunk_size=8
     )
 
 
@@ -255,7 +254,7 @@ def test_files_that_are_nested_or_shared_without_end(
     leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, state = _state("planned", leaf_of)
-    monkeypatch.setattr("energon_lite.loading.states.files._MOST_STATES", 1000)
+    monkeypatch.setattr("energon_lite.loading.saved_states._MOST_STATES", 1000)
     for inner, words in ((state, "more than 1000 loader states"), ({}, "more than [0-9]+ lists and dicts")):
         shared: Any = [inner]
         for _ in range(12):

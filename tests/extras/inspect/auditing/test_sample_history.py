@@ -96,7 +96,7 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
 
     batching = BestFit(Capacity(70), oversize="error")
     dataset = get_train_dataset(
-        blend, batching=batching, plan_chunk=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
+        blend, batching=batching, chunk_size=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
     )
     check(dataset, 62)
 
@@ -106,7 +106,7 @@ def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
     from tests.core.laws.token_data import Tokens
 
     batching = BestFit(Capacity(30), oversize="drop")
-    dataset = get_train_dataset(blend, batching=batching, plan_chunk=50, task_encoder=Tokens(), worker_config=ALONE)
+    dataset = get_train_dataset(blend, batching=batching, chunk_size=50, task_encoder=Tokens(), worker_config=ALONE)
     long = next(index for index in range(80) if index * 37 % 60 + 1 > 30)
     with get_savable_loader(dataset) as loader:
         take(loader, 100)
@@ -132,7 +132,7 @@ def test_in_lanes(blend: Any, world: int) -> None:
     loaders = [get_savable_loader(build(rank)) for rank in range(world)]
     iterators = [iter(loader) for loader in loaders]
     keys = [key for _ in range(60 // world) for one in iterators for key in next(one).__key__]
-    from energon_lite.loading.states.merge import merged
+    from energon_lite.loading.saved_states import merged
 
     state = merged([loader.save_state_rank() for loader in loaders])
     dataset = loaders[0].dataset

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
 from tests.testing import take
@@ -44,7 +44,8 @@ class Kept:
 
 def loader_of(path: Any, rank: int = 0, world: int = 1, seconds: float = 0.0, **kwargs: Any) -> Any:
     config = WorkerConfig(rank=rank, world_size=world, num_workers=kwargs.pop("workers", 0))
-    dataset = get_train_dataset(path, batch_size=2, task_encoder=Sleeps(seconds), worker_config=config)
+    encoder = kwargs.pop("encoder", None) or Sleeps(seconds)
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config)
     return get_savable_loader(dataset, **kwargs)
 
 
@@ -131,10 +132,20 @@ def test_ranks_that_cannot_be_asked(leaf_of: Any) -> None:
     assert alone["wait_rank"] == 0 and alone["ranks"][0]["batches"] == alone["batches"] == 0
 
 
+class SkipsSome(Sleeps):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise SkipSample("ends with 3")
+        return super().encode_sample(sample)
+
+
 def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with loader_of(leaf_of(30), seconds=5e-3, log_every=10) as loader:
+    with loader_of(leaf_of(30), encoder=SkipsSome(5e-3), log_every=10) as loader:
         take(loader, 20)
-    lines = [record.message for record in caplog.records if record.name == "energon_lite.loading.progress"]
-    assert len(lines) == 3 and all("the limit is hooks (" in line and "num_workers: 0 -> 2" in line for line in lines)
-    assert lines[2].startswith("batch 20: waited")
+    lines = [record.message for record in caplog.records if "the limit is hooks (" in record.message]
+    assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)
+    assert all("samples/s; waited" in line and "MiB in flight; " in line and "skipped" in line for line in lines[:2])
+    assert [line.split(":")[0] for line in lines] == ["batch 10", "batch 20", "batch 20"]
+    with pytest.raises(UsageError, match="log_every is -1"):
+        loader_of(leaf_of(30), log_every=-1)

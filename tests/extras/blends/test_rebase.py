@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
+from energon_lite.extras.blends import rebase_state
 from energon_lite.order.orders import Rebase
 from tests.testing import ALONE, examples
 
@@ -222,7 +223,7 @@ def test_what_cannot_be_rebased(leaf_of: Any) -> None:
 
 
 def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: Any) -> None:
-    from energon_lite.loading.iterators.identity import Identity
+    from energon_lite.loading.iterators.dataset import Identity
 
     def stages(last: float) -> dict[str, Any]:
         pairs = {"a": {0: 1.0, 6000: 1.0}, "b": {0: 0.0, 6000: 3.0, 50_000: last}}
@@ -271,7 +272,7 @@ def positions(leaf_of: Callable[..., Any], tag: str) -> dict[tuple[int, int], in
     return {row[1:]: place for place, row in enumerate(rows)}
 
 
-TOKENS: dict[str, Any] = {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
+TOKENS: dict[str, Any] = {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
 LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
 
 

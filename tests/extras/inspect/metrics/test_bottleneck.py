@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite.loading.executors.work_seconds import LoaderSetup, Stretch, WorkSum, bottleneck
+from energon_lite.extras.inspect.bottleneck import LoaderSetup, Stretch, bottleneck
+from energon_lite.loading.executors.executor import WorkSum
 from tests.staged_limits import CASES, Case, run, staged_loader
 
 
@@ -72,7 +73,7 @@ def test_what_to_turn(setup: LoaderSetup, given: Stretch, limit: str, advice: st
 
 
 def test_a_run_is_judged_by_its_last_minute(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.loading.progress._WINDOW", 0.05)
+    monkeypatch.setattr("energon_lite.extras.inspect.bottleneck._WINDOW", 0.05)
     slow, quick = (next(one for one in CASES if one.limit == limit) for limit in ("hooks", "trainer"))
     with staged_loader(slow, texts) as loader:
         assert run(slow, loader)["bottleneck"]["limit"] == "hooks"

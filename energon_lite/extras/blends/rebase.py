@@ -5,18 +5,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from energon_lite.errors import StateMismatchError, UsageError, counted
-from energon_lite.loading.iterators.dataset import MovedCursor, SavableDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset, LanePlace
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import BATCH_SIZE, State
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
 #: Prefixes of the names of settings that may change: those of the blend, and the costs used for balancing.
 _MAY_CHANGE = ("blend", "weights ", "costs")
+
+
+@dataclass(frozen=True)
+class _MovedCursor:
+    """A cursor that was advanced to a position at which another blend can begin.
+
+    Args:
+        cursor: cursor of the data set's kind.
+        first: position of the next sample to be delivered.
+        given_up: number of samples before ``first`` that were not delivered.
+        up_to: ``given_up`` is an upper bound.
+    """
+
+    cursor: Any
+    first: int
+    given_up: int = 0
+    up_to: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +132,7 @@ def rebase_state(
     before = old.at(state)
     order = _blend_of(before)
     sizes = _batch_sizes(old, new)
-    moved = _resized(before.next_chunk_boundary(state), before, new, give_up)
+    moved = _resized(_next_boundary(before.resolved, state), before, new, give_up)
     if moved.given_up and not give_up:
         raise UsageError(
             f"the chunks of {counted(before.plan.chunk, 'sample')} that were begun have "
@@ -130,6 +149,38 @@ def rebase_state(
     return after.state(moved.cursor), report
 
 
+def _next_boundary(dataset: SavableDataset, state: State) -> _MovedCursor:
+    """Return the first position from a state's on at which another blend can begin: after all begun chunks."""
+    if isinstance(dataset, LaneDataset):
+        return _next_boundary_of_lanes(dataset, state)
+    assert isinstance(dataset, PlannedDataset)
+    cursor = dataset.cursor(state)
+    size = dataset.plan.chunk
+    chunk, *inside = cursor.place
+    if not any(inside):
+        return _MovedCursor(cursor, chunk * size)
+    behind = replace(cursor, place=(chunk + 1, 0))
+    return _MovedCursor(behind, (chunk + 1) * size, dataset.plan.undelivered(cursor.pass_number, cursor.place))
+
+
+def _next_boundary_of_lanes(dataset: LaneDataset, state: State) -> _MovedCursor:
+    """Return that position with content-decided batches. Lanes that lag behind skip the chunks before it."""
+    cursor = dataset.cursor(state, whole=True)
+    size = dataset.plan.chunk
+    begun = [
+        at.chunk if any(at.place[2:]) or at.place.unit > 0 else at.chunk - cursor.lanes for at in cursor.at.values()
+    ]
+    first = max(0, max(begun) + 1)
+    given_up = 0
+    places = {}
+    for lane, (chunk, place, tails, begins) in cursor.at.items():
+        left = len(range(chunk, first, cursor.lanes))
+        given_up += left * size - (place.unit if left or place.unit < 0 else 0)
+        given_up += sum(size - tail.place.unit for tail in tails) - sum(begin.place.unit for begin in begins)
+        places[lane] = LanePlace(chunk + left * cursor.lanes)
+    return _MovedCursor(replace(cursor, at=places), first * size, given_up, up_to=True)
+
+
 def _batch_sizes(old: SavableDataset, new: SavableDataset) -> tuple[int | None, int | None] | None:
     """Return the batch sizes before and after, if they differ and may do so; else None."""
     before, after = (dataset.identity.settings.get(BATCH_SIZE) for dataset in (old, new))
@@ -143,13 +194,13 @@ def _with_batch_size(dataset: SavableDataset, size: int | None) -> str:
     return replace(identity, settings={**identity.settings, BATCH_SIZE: size}).whole().fingerprint
 
 
-def _resized(moved: MovedCursor, old: SavableDataset, new: SavableDataset, give_up: bool) -> MovedCursor:
+def _resized(moved: _MovedCursor, old: SavableDataset, new: SavableDataset, give_up: bool) -> _MovedCursor:
     """Convert the beginning of the new run to micro-batches of its own size."""
     if not (isinstance(old, PlannedDataset) and isinstance(new, PlannedDataset)) or old.plan.rows is None:
         return moved
     cursor = new.resized(moved.cursor, old, give_up=give_up)
     first = cursor.position * new.plan.chunk
-    return MovedCursor(cursor, first, first - moved.first)
+    return _MovedCursor(cursor, first, first - moved.first)
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import StateMismatchError
+from energon_lite.extras.blends import rebase_state
 from tests.testing import ALONE, examples
 
 

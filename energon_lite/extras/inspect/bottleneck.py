@@ -1,130 +1,37 @@
-"""Sums of the workers' time by stage, and of their reads, added up in the process that gets the batches; and the
-bottleneck of a run that these sums show: storage, decoding, hooks, transport, or the trainer.
-"""
+"""Bottleneck of a run: storage, decoding, hooks, transport, or the trainer, by the workers' time in each stage."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from energon_lite.loading.makers.observers import Times
-from energon_lite.storage.files.shard_store import Reads
+from energon_lite.hooks import own_hooks
+from energon_lite.launcher import usable_cores
+from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
+from energon_lite.loading.executors.executor import WorkSum
+from energon_lite.loading.makers.leaf import reads_ahead
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = [
-    "LEAST_BATCHES",
-    "STAGES",
-    "LoaderSetup",
-    "Stretch",
-    "WorkSeconds",
-    "WorkSum",
-    "bottleneck",
-    "bottleneck_text",
-    "usable_cores",
-]
+__all__ = ["LIMITS", "Bottleneck", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
 
-#: Stages of a job, see :func:`~energon_lite.loading.makers.observers.stage_of`; "other" is time outside of them.
-STAGES = ("read", "decode", "hooks", "batch", "other")
+logger = logging.getLogger(__name__)
 
-
-class WorkSum(NamedTuple):
-    """Sums up to some moment.
-
-    Attributes:
-        busy: seconds in which workers made batches.
-        timed: the part of ``busy`` that is covered by timed jobs: all jobs but the last ones.
-        cpu: the part of ``timed`` in which the worker used the CPU.
-        stages: seconds of ``timed``, by stage.
-        sent: seconds in which workers packed and sent results.
-        received: seconds in which the trainer process received results, and began to copy them to the device.
-    """
-
-    busy: float = 0.0
-    timed: float = 0.0
-    cpu: float = 0.0
-    stages: tuple[float, ...] = (0.0,) * len(STAGES)
-    sent: float = 0.0
-    received: float = 0.0
-
-    def since(self, before: WorkSum) -> WorkSum:
-        """Return the difference from an earlier moment."""
-        stages = tuple(now - then for now, then in zip(self.stages, before.stages, strict=True))
-        return WorkSum(
-            self.busy - before.busy,
-            self.timed - before.timed,
-            self.cpu - before.cpu,
-            stages,
-            self.sent - before.sent,
-            self.received - before.received,
-        )
-
-    def by_stage(self) -> dict[str, float]:
-        """Return the seconds of all jobs by stage, extrapolated from the timed jobs."""
-        scale = self.busy / self.timed if self.timed > 0 else 0.0
-        return {stage: seconds * scale for stage, seconds in zip(STAGES, self.stages, strict=True)}
-
-
-class WorkSeconds:
-    """Accumulator of the workers' time.
-
-    Attributes:
-        busy: seconds in which workers made batches; the time of a job is added after its report to :meth:`add`.
-        received: seconds in which this process received results from workers, and began to copy them to the device.
-        reads: what was read.
-    """
-
-    def __init__(self) -> None:
-        self.busy = self.received = 0.0
-        self.reads = Reads()
-        self._timed = self._cpu = self._sent = 0.0
-        self._steps: Counter[tuple[str, str]] = Counter()  # seconds, by stage and leaf
-
-    def add(self, times: Times) -> None:
-        """Add the times of a job. They also stand for the jobs before it that were not timed, but for no later ones: a
-        first job that opens files for seconds is not representative of a million others."""
-        scale = 1.0 + max(0.0, self.busy - self._timed) / max(1e-9, times.seconds)
-        self._timed += times.seconds * scale
-        self._cpu += times.cpu_seconds * scale
-        self._sent += times.sent
-        self.reads += times.reads
-        for stage, leaf, seconds in times.steps:
-            self._steps[stage, leaf] += seconds * scale  # type: ignore[assignment]
-
-    def sum(self) -> WorkSum:
-        """Return the sums up to now."""
-        stages = dict.fromkeys(STAGES, 0.0)
-        for (stage, _), seconds in list(self._steps.items()):  # another thread may add some meanwhile
-            stages[stage] += seconds
-        stages["other"] = max(0.0, self._timed - sum(stages.values()))
-        return WorkSum(self.busy, self._timed, self._cpu, tuple(stages.values()), self._sent, self.received)
-
-    def by_leaf(self) -> list[dict[str, float | str]]:
-        """Return the seconds of each leaf with timed jobs: ``read``, ``decode`` and ``hooks`` (of single samples)."""
-        scale = self.busy / self._timed if self._timed > 0 else 0.0
-        leaves: dict[str, dict[str, float | str]] = {}
-        for (stage, leaf), seconds in sorted(self._steps.items()):
-            if leaf != "*":
-                own = leaves.setdefault(leaf, {"dataset": leaf, "read": 0.0, "decode": 0.0, "hooks": 0.0})
-                own[stage] = seconds * scale
-        return list(leaves.values())
-
-
+#: Possible bottlenecks of a run.
+LIMITS = ("storage", "decoding", "hooks", "transport", "trainer")
+#: Seconds between two marks; the bottleneck is that of the time since the mark before the last.
+_WINDOW = 30.0
 #: Share of the time spent waiting below which the loader is not the bottleneck.
 _WAITED = 0.1
 #: Smallest number of batches in a stretch for a decision.
-LEAST_BATCHES = 5
+_LEAST_BATCHES = 5
 #: Share of CPU time in the work from which on it needs more cores, not only more workers.
 _ON_CPU = 0.5
 #: Safety factor for the variation between batches.
 _ROOM = 1.1
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -183,7 +90,7 @@ def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None
         >>> bottleneck(stretch, LoaderSetup(workers=2, cores=8))["limit"]
         'decoding'
     """
-    if stretch.batches < LEAST_BATCHES or stretch.seconds <= 0.0:
+    if stretch.batches < _LEAST_BATCHES or stretch.seconds <= 0.0:
         return None
     waited = min(1.0, stretch.waited / stretch.seconds)
     costs = _costs(stretch, setup)
@@ -269,3 +176,80 @@ def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:
 
 def _on_cpu(stretch: Stretch) -> bool:
     return stretch.work.cpu >= _ON_CPU * stretch.work.timed
+
+
+def setup_of(observed: ObservedRank) -> LoaderSetup:
+    """Return the properties of a loader that the advice depends on."""
+    runner = observed.runner
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return LoaderSetup(
+        observed.num_workers,
+        observed.start_method,
+        max(1, usable_cores() // max(1, ranks_here)),
+        reads_ahead=reads_ahead(runner.leaves),
+        can_read_ahead=any(isinstance(leaf.source, WebdatasetSource) for leaf in runner.leaves),
+        own_batch=not own_hooks(runner.encoder).isdisjoint(("batch", "encode_batch")),
+        seeded=bool(runner.seeded_hooks),
+    )
+
+
+class _Mark(NamedTuple):
+    """Counters at some moment."""
+
+    time: float
+    batches: int = 0
+    wait_seconds: float = 0.0
+    work: WorkSum = WorkSum()
+
+
+class Bottleneck(BatchObserver):
+    """Observer of every loader that finds its bottleneck in the last half minute or so.
+
+    Args:
+        argument: not used.
+        observed: the rank, its workers and their time.
+    """
+
+    name = "bottleneck"
+
+    def __init__(self, argument: object, observed: ObservedRank):
+        self._work = observed.work
+        self._setup = setup_of(observed)
+        self._batches = 0
+        self._wait_seconds = 0.0
+        self._now = 0.0  # time of the last delivery
+        self._older = self._newer = _Mark(-math.inf)
+
+    def on_batch(self, event: BatchEvent) -> None:
+        self._now = now = event.delivered
+        self._batches = batches = event.batches
+        self._wait_seconds = event.wait_seconds
+        if now - self._newer.time > _WINDOW and batches not in range(2, self._newer.batches + _LEAST_BATCHES):
+            # The first batch includes the start of workers and the opening of files, so it is not representative.
+            mark = self._mark()
+            self._older = self._newer if batches > 1 else mark
+            self._newer = mark
+
+    def stats(self) -> dict[str, Any] | None:
+        """Return the bottleneck as plain data, see :func:`bottleneck`; None: too little is known."""
+        now = self._mark()
+        older = self._older
+        if not math.isfinite(older.time):
+            return None
+        work = now.work.since(older.work)
+        if work.timed <= 0:  # no job was timed since, so the times of earlier jobs are used
+            work = now.work._replace(busy=work.busy, sent=work.sent, received=work.received)
+        waited = now.wait_seconds - older.wait_seconds
+        return bottleneck(Stretch(now.batches - older.batches, now.time - older.time, waited, work), self._setup)
+
+    def on_close(self) -> None:
+        """Log a line about the bottleneck if the wait was long."""
+        limits = self.stats()
+        if limits is not None and limits["limit"] != "trainer":
+            waited = 100 * limits["waited"]
+            logger.info(
+                "batch %s: waited %.1f %% of the time; %s", f"{self._batches:,}", waited, bottleneck_text(limits)
+            )
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._now, self._batches, self._wait_seconds, self._work.sum())
