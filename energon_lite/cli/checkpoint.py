@@ -16,8 +16,15 @@ from energon_lite.entry_points import commands, load, state_readers
 from energon_lite.errors import StateError, UsageError, counted, listed
 from energon_lite.loading.iterators.lane_dataset import ends_of, read_lanes
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
-from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
-from energon_lite.loading.states.merge import merged, redistributed
+from energon_lite.loading.saved_states import (
+    SUFFIXES,
+    FoundState,
+    find_states,
+    merged,
+    read_state_files,
+    redistributed,
+    write_state_file,
+)
 
 __all__ = ["STATES", "command", "dataset_of_state", "dataset_options", "found_states", "suffix_of", "whole_state"]
 

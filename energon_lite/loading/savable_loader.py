@@ -117,7 +117,7 @@ class SavableDataLoader(DataLoader):
         if not is_running():
             return state if self.worker_config.saves_state else None
         if self.worker_config.world_size > 1:
-            from energon_lite.loading.states.merge import merged
+            from energon_lite.loading.saved_states import merged
 
             states = gather_states(state, self.worker_config)
             names = [f"rank {rank}" for rank in range(len(states))]
@@ -186,7 +186,7 @@ def _one_state(state: Any) -> State:
     if isinstance(state, Mapping):
         return dict(state)
     if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
-        from energon_lite.loading.states.merge import merged
+        from energon_lite.loading.saved_states import merged
 
         given = [(f"state {number}", entry) for number, entry in enumerate(state) if entry is not None]
         return merged([entry for _, entry in given], [name for name, _ in given])

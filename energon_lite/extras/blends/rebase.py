@@ -12,7 +12,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset, LanePlace
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import BATCH_SIZE, State
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]

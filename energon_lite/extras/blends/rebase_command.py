@@ -10,7 +10,7 @@ import click
 from energon_lite.cli.checkpoint import STATES, dataset_of_state, dataset_options, found_states, suffix_of, whole_state
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.extras.blends.rebase import rebase_state
-from energon_lite.loading.states.files import write_state_file
+from energon_lite.loading.saved_states import write_state_file
 
 __all__ = ["command"]
 

@@ -16,7 +16,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.recipes import get_savable_loader
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged
 
 __all__ = ["TrainerLoader", "common_state"]
 

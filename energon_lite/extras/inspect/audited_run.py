@@ -21,7 +21,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.outcomes import Address
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged
 from energon_lite.order.hashing import MASK64
 
 __all__ = ["AuditedRun", "Fault", "PlannedSteps", "check_steps", "explain"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError
-from energon_lite.loading.states.merge import merged, redistributed
+from energon_lite.loading.saved_states import merged, redistributed
 from tests.core.laws.kinds import KINDS, Pipeline, blends, repeated
 from tests.core.laws.naive_items import plain
 from tests.testing import examples

@@ -13,7 +13,7 @@ import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.blends import rebase_state
-from energon_lite.loading.states.merge import merged, redistributed
+from energon_lite.loading.saved_states import merged, redistributed
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content

@@ -22,8 +22,7 @@ from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import get_train_dataset, get_val_dataset
-from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import merged
+from energon_lite.loading.saved_states import merged, read_state_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 

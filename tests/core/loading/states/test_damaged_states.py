@@ -31,8 +31,7 @@ from energon_lite import (
 from energon_lite.cli.checkpoint import summary, summary_lines
 from energon_lite.errors import FatalSampleError, StateError, UsageError
 from energon_lite.extras.blends import rebase_state
-from energon_lite.loading.states.files import read_state_files
-from energon_lite.loading.states.merge import merged, redistributed
+from energon_lite.loading.saved_states import merged, read_state_files, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
 
@@ -255,7 +254,7 @@ def test_files_that_are_nested_or_shared_without_end(
     leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, state = _state("planned", leaf_of)
-    monkeypatch.setattr("energon_lite.loading.states.files._MOST_STATES", 1000)
+    monkeypatch.setattr("energon_lite.loading.saved_states._MOST_STATES", 1000)
     for inner, words in ((state, "more than 1000 loader states"), ({}, "more than [0-9]+ lists and dicts")):
         shared: Any = [inner]
         for _ in range(12):

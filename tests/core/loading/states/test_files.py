@@ -12,7 +12,7 @@ import torch
 
 from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import StateError, UsageError
-from energon_lite.loading.states.files import SUFFIXES, read_state_files, write_state_file
+from energon_lite.loading.saved_states import SUFFIXES, read_state_files, write_state_file
 from tests.testing import ALONE
 
 

@@ -16,7 +16,7 @@ from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.iterators.state import CursorFields, make_state
-from energon_lite.loading.states.merge import merged, redistributed
+from energon_lite.loading.saved_states import merged, redistributed
 from tests.testing import ALONE
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}

@@ -132,7 +132,7 @@ def test_in_lanes(blend: Any, world: int) -> None:
     loaders = [get_savable_loader(build(rank)) for rank in range(world)]
     iterators = [iter(loader) for loader in loaders]
     keys = [key for _ in range(60 // world) for one in iterators for key in next(one).__key__]
-    from energon_lite.loading.states.merge import merged
+    from energon_lite.loading.saved_states import merged
 
     state = merged([loader.save_state_rank() for loader in loaders])
     dataset = loaders[0].dataset

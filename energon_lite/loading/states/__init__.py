@@ -1,1 +1,0 @@
-"""Saved states: as files, merged for all ranks, as text, and rebased to a changed blend."""
