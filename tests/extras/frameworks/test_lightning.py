@@ -116,6 +116,29 @@ def test_killed_on_two_devices_and_resumed_on_three(tmp_path: Path, leaf_of: Lea
     assert {epoch for _, epoch, *_ in found} == {1 + -(-(2 + 10) // 5)}
 
 
+@pytest.mark.nightly
+def test_packed_data_goes_on_on_other_devices(tmp_path: Path, leaf_of: Leaf) -> None:
+    """Nobody knows how many batches there are, so Lightning takes one ahead, and each device has lanes of its own."""
+    leaf, data = leaf_of(SAMPLES, "hf"), {"packed": True}
+    run_processes(2, partial(train, leaf, tmp_path, "first", devices=2, max_steps=7, data=data), tmp_path)
+    saved = str(tmp_path / "saved" / "step=5.ckpt")
+    run_processes(3, partial(train, leaf, tmp_path, "again", devices=3, max_steps=9, resume=saved, data=data), tmp_path)
+    seen = micro_batches(tmp_path, "first", before=5) + micro_batches(tmp_path, "again")
+    assert len(seen) == 10 + 12 and seen == expected(leaf, 22, packed=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("step", [3, 10])
+def test_a_pass_that_ends_comes_to_its_end_on_other_devices(step: int, tmp_path: Path, leaf_of: Leaf) -> None:
+    leaf, data = leaf_of(SAMPLES, "hf"), {"repeat": False}
+    run_processes(2, partial(train, leaf, tmp_path, "first", devices=2, max_steps=step, data=data), tmp_path)
+    saved = str(tmp_path / "saved" / f"step={step}.ckpt")
+    run_processes(1, partial(train, leaf, tmp_path, "again", max_epochs=3, resume=saved, data=data), tmp_path)
+    passes = expected(leaf, 39, **data)
+    done = step * 2 - (step > 7)  # of the 14 that two devices make of a pass, one is a copy
+    assert micro_batches(tmp_path, "again") == passes[done:]
+
+
 @pytest.mark.parametrize(
     "packed, repeat, step",
     [(False, True, 5), (False, True, 13), (False, False, 13), (False, False, 20), (True, True, 4)],

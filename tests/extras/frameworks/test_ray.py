@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -186,3 +189,29 @@ def test_what_cannot_be_addressed_is_refused(blend: str) -> None:
         other.fetch()
     with pytest.raises(UsageError, match="2 data sets"):
         fetch_batch([keys.key(0), other])
+
+
+@pytest.mark.slow
+def test_ray_s_actors_and_a_killed_driver(blend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:  # the names of sockets have to be
+        address = ray.init(num_cpus=2, include_dashboard=False, _temp_dir=short, log_to_driver=False).address_info
+        try:
+            command = [
+                sys.executable,
+                str(Path(__file__).with_name("ray_driver.py")),
+                address["gcs_address"],
+                blend,
+                str(tmp_path),
+            ]
+            ended = [
+                subprocess.run([*command, *map(str, numbers)], timeout=120).returncode
+                for numbers in ((2, 8, 9, 3), (3, 6, 3), (1, 5, 2))  # workers, batch, steps, and the step of its death
+            ]
+        finally:
+            ray.shutdown()
+    assert ended == [-signal.SIGKILL, 0, 0]
+    seen = (tmp_path / "seen.txt").read_text().split()
+    assert seen == [one["__key__"] for one in fetch(SampleKeys(PROMPTS, blend).take(3 * 8 + 28))]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -138,3 +141,42 @@ def test_the_settings_need_nothing_from_elsewhere() -> None:
     assert extra and '"ruff' in extra[1], "without it signatures are one line each, however long"
     style = (DOCS / "stylesheets/site.css").read_text()
     assert ".md-search[hidden]::after" in style and "offline" not in settings["plugins"]  # it loads a script from a CDN
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("mkdocs", "material", "mkdocstrings_handlers"))),
+    reason="needs the extra docs: mkdocs-material and mkdocstrings-python",
+)
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "reference" / "energon_lite.html").read_text()
+    assert 'id="energon_lite.get_train_dataset"' in page
+    assert not re.search(r'(src|href)="https?://(?!squidfunk)[^"]*\.(js|css|woff2?)"', page)
+    signatures = re.findall(r'<div class="[^"]*doc-signature.*?</div>', page, re.S)
+    lines = [line for one in signatures for line in html.unescape(re.sub(r"<[^>]+>", "", one)).splitlines()]
+    assert signatures and max(map(len, lines)) <= 120
+    assert "(order.md)" in (tmp_path / "site" / "llms.txt").read_text()
+    assert (tmp_path / "site" / "order.md").read_text() == (DOCS / "order.md").read_text()
+    check_structure(tmp_path / "site")
+
+
+def check_structure(site: Path) -> None:
+    """Lists, tables and code of each page are what GitHub makes of it: Python's Markdown has stricter rules."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.parent.name == "reference":
+            continue
+        html = (site / page.relative_to(DOCS).with_suffix(".html")).read_text()
+        article = re.sub(
+            r"<(aside|nav|form).*?</\1>", "", html[html.index("<article") : html.index("</article>")], flags=re.S
+        )
+        assert _elements(article) == _elements(markdown.render(page.read_text())), page.name
+
+
+def _elements(html: str) -> dict[str, int]:
+    html = re.sub(r"<pre.*?</pre>", "<pre>", html, flags=re.S)
+    names = ("p", "li", "td", "pre", "h1", "h2", "h3", "h4", "img", "blockquote", "code", "strong", "em")
+    return {name: len(re.findall(rf"<{name}[ >]", html)) for name in names}

@@ -92,6 +92,14 @@ class Chromium:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
+    def spoken(self) -> list[tuple[str, str]]:
+        """Role and name of what a screen reader finds on the page."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        pairs = (
+            (one.get("role", {}).get("value"), one.get("name", {}).get("value")) for one in nodes if not one["ignored"]
+        )
+        return [(str(role), str(name or "")) for role, name in pairs]
+
     def _read(self) -> dict[str, Any]:
         end, poll = time.monotonic() + _PATIENCE, select.poll()  # the number of a file may be above 1,023
         poll.register(self._from, select.POLLIN)

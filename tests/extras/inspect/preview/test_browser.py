@@ -11,9 +11,9 @@ import pytest
 from energon_lite import TaskEncoder
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
-from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.extras.inspect.preview.site import Site, write_page
 from tests.extras.inspect.preview.chromium import NAMES, Chromium, find_chromium, running
-from tests.extras.inspect.preview.samples_to_show import Keep, Words, blend
+from tests.extras.inspect.preview.samples_to_show import Keep, Words, blend, hostile
 from tests.extras.inspect.preview.served import serving
 
 PROGRAM = find_chromium()
@@ -21,6 +21,20 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason=f"there is no browser: none of {', '.join(NAMES)}"),
 ]
+#: What a screen reader has to be told a name of.
+NAMED = {
+    "link",
+    "button",
+    "image",
+    "img",
+    "searchbox",
+    "spinbutton",
+    "checkbox",
+    "article",
+    "navigation",
+    "form",
+    "group",
+}
 #: Loaded pictures; sounds and films whose beginning was understood.
 LOADED = """Promise.all([...document.querySelectorAll("img")].map((one) => {
   one.loading = "eager"; return one.decode().then(() => one.naturalWidth > 1, () => false); }))"""
@@ -87,6 +101,28 @@ def test_keys(browser: Chromium, server: PreviewServer) -> None:
     assert browser.complaints == []
 
 
+def test_what_a_screen_reader_finds(browser: Chromium, server: PreviewServer) -> None:
+    browser.open(f"{server.url}sample/0/1/0")
+    spoken = browser.spoken()
+    roles = {role for role, _ in spoken}
+    assert {"main", "navigation", "banner", "contentinfo", "search", "heading", "article"} <= roles
+    for role, name in spoken:
+        if role in (
+            "link",
+            "button",
+            "image",
+            "img",
+            "textbox",
+            "searchbox",
+            "spinbutton",
+            "checkbox",
+            "article",
+            "navigation",
+        ):
+            assert name.strip(), (role, name)
+    assert any(role in ("image", "img") and name.startswith("png of sample p1") for role, name in spoken)
+
+
 def test_light_and_dark_narrow_and_wide(browser: Chromium, server: PreviewServer) -> None:
     grounds = set()
     for scheme in ("light", "dark"):
@@ -103,6 +139,26 @@ def test_light_and_dark_narrow_and_wide(browser: Chromium, server: PreviewServer
     browser.look()
 
 
+def test_hostile_samples(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
+    server = serve(hostile(tmp_path), Keep(), batch_size=2)
+    file = tmp_path / "page.html"
+    write_page(str(file), server.site)
+    for url in (
+        server.url,
+        f"{server.url}step/0",
+        f"{server.url}leaf/0/0",
+        f"{server.url}sample/0/0/0",
+        f"file://{file}",
+    ):
+        browser.open(url)
+        assert "OWNED" not in browser.run("document.title")
+        assert (
+            browser.run("document.scripts.length") == 1
+            and browser.run("document.querySelectorAll('img, iframe').length") == 0
+        )
+    assert browser.complaints == []  # nothing had to be refused: it never became an element
+
+
 def test_no_number_breaks_in_its_middle(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
     from tests.conftest import write_dataset
 
@@ -114,3 +170,15 @@ def test_no_number_breaks_in_its_middle(browser: Chromium, serve: Callable[..., 
     found = browser.run(lines)
     browser.look()
     assert len(found) >= 300 and set(found) == {1}
+
+
+def test_a_long_row_of_tokens(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
+    from tests.conftest import write_dataset
+
+    text = " ".join(str(n % 500) for n in range(10_001)).encode()
+    server = serve(write_dataset(tmp_path / "long", {"l.tar": [("a", {"txt": text})]}), Words(), batch_size=1)
+    seconds = browser.open(f"{server.url}sample/0/0/0")
+    assert browser.run("document.querySelectorAll('.tokens span > span, .tokens mark > span').length") >= 10_000
+    assert seconds < 20  # a second or two on a machine that does nothing else
+    words = browser.run("document.querySelector('.token-figure figcaption').textContent")
+    assert "10,000 tokens and the label of the last" in words and "learned" in words
