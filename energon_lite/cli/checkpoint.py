@@ -14,7 +14,7 @@ from energon_lite.batching.plan import worlds_for
 from energon_lite.cli.arguments import ExistingPath
 from energon_lite.entry_points import commands, load, state_readers
 from energon_lite.errors import StateError, UsageError, counted, listed
-from energon_lite.loading.iterators.lane_dataset import ends_of, read_lanes
+from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
 from energon_lite.loading.saved_states import (
     SUFFIXES,

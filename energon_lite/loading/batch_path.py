@@ -43,7 +43,7 @@ class BatchPath:
 
 @dataclass(frozen=True)
 class PathRequest:
-    """What a loader gives to a path.
+    """Arguments of a path, from its loader.
 
     Args:
         before: path whose results this one passes on.

@@ -10,7 +10,8 @@ from energon_lite.batching.plan import ChunkPlan, default_chunk_size
 from energon_lite.errors import UsageError
 from energon_lite.hooks import is_overridden
 from energon_lite.loading.iterators.dataset import Identity
-from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset, check_topology
+from energon_lite.loading.iterators.lane_cursor import check_topology
+from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset
 from energon_lite.loading.makers.chunk_bundles import TokenBundling
 from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.loading.options import Chunking

@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, did_you_mean, listed
-from energon_lite.loading.iterators.lane_dataset import check_topology, lanes_of, read_lanes
+from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of
 from energon_lite.storage.files.atomic_file import write_bytes
 

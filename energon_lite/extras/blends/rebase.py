@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_lite.errors import StateMismatchError, UsageError, counted
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.lane_dataset import LaneDataset, LanePlace
+from energon_lite.loading.iterators.lane_cursor import LanePlace
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import BATCH_SIZE, State
 from energon_lite.loading.saved_states import merged

@@ -17,7 +17,8 @@ from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.occurrences import Occurrences
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.lane_dataset import LaneCursor, LaneDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.order.permutation import MAX_LENGTH

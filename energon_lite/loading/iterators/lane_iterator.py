@@ -17,7 +17,7 @@ from energon_lite.batching.plan import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
 from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.iterators.lane_dataset import LaneCursor, check_topology
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Outcome, Result

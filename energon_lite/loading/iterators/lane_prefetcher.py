@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.iterators.lane_dataset import LaneCursor, LaneDataset, LanePlace, begin_of_chunk
+from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, begin_of_chunk
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
 from energon_lite.loading.makers.outcomes import Failure, Outcome, Reasons
 

@@ -35,7 +35,7 @@ class PlannedIterator(DatasetIterator):
 
     @cached_property
     def counts(self) -> Counts:
-        """What the plan left out so far."""
+        """Counts of what the plan has left out so far."""
         from energon_lite.batching.micro_batches import Counts  # plans by tokens have imported it
 
         return Counts()

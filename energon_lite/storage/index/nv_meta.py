@@ -26,15 +26,15 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.entry_points import load, storage_guests
-from energon_lite.errors import DataIndexError, NotPreparedError
+from energon_lite.errors import DataIndexError, NotPreparedError, UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.tar.tar_scan import ShardScan
 
 __all__ = [
     *("BOM", "DATASET_YAML", "INFO_JSON", "INFO_YAML", "JSONL_PART", "KeyDatabase", "META_FOLDER", "PACKED_INDEX"),
-    *("RemoteShard", "SPLIT_YAML", "SQLITE_INDEX", "SQLITE_KEPT", "UUID_FILE", "folder_and_name", "folder_of_shards"),
-    *("is_jsonl", "is_prepared", "key_database", "meta_path", "read_info", "read_uuid", "shard_index_path"),
-    *("write_info", "write_meta", "write_shard_index"),
+    *("RemoteShard", "SPLIT_YAML", "SQLITE_INDEX", "SQLITE_KEPT", "UUID_FILE", "check_writable", "folder_and_name"),
+    *("folder_of_shards", "is_jsonl", "is_prepared", "key_database", "meta_path", "read_info", "read_uuid"),
+    *("shard_index_path", "write_info", "write_meta", "write_shard_index"),
 ]
 
 META_FOLDER = ".nv-meta"
@@ -85,6 +85,22 @@ def meta_path(root: str, name: str) -> str:
 def is_prepared(root: str) -> bool:
     """Return True if the folder was prepared completely."""
     return any(os.path.isfile(meta_path(root, name)) for name in (INFO_JSON, INFO_YAML))
+
+
+def check_writable(root: str) -> None:
+    """Check that files can be written for the data set, before long work.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    meta = os.path.join(root, META_FOLDER)
+    folder = meta if os.path.isdir(meta) else root
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            "files cannot be written into the folder, which preparation does",
+            where=folder,
+            fix="run this as a user who may write there, or prepare a copy of the data set",
+        )
 
 
 def read_info(root: str) -> dict[str, int]:

@@ -247,7 +247,7 @@ def index_again(
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
-    _check_writable(root)
+    nv_meta.check_writable(root)
     with held_folder(root, "prepares"):
         scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
         scans.run()
@@ -255,22 +255,6 @@ def index_again(
         for name in names:
             check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
         return write_prepared(scan, None, sqlite)
-
-
-def _check_writable(root: str) -> None:
-    """Check that files can be written for the data set, before long work.
-
-    Raises:
-        UsageError: they cannot.
-    """
-    meta = os.path.join(root, nv_meta.META_FOLDER)
-    folder = meta if os.path.isdir(meta) else root
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            "files cannot be written into the folder, which preparation does",
-            where=folder,
-            fix="run this as a user who may write there, or prepare a copy of the data set",
-        )
 
 
 def already_prepared(root: str) -> UsageError:
@@ -339,7 +323,7 @@ def prepare_folder(
                 held.enter_context(held_folder(root, "prepares"))
                 if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
                     raise already_prepared(root)
-                _check_writable(root)
+                nv_meta.check_writable(root)
         scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
         scans.run()
         with ranks.together():

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.loading.iterators import lane_dataset, lane_iterator, lane_prefetcher
+from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_iterator, lane_prefetcher
 from tests.core.laws.content_encoders import Content
 from tests.testing import ALONE, examples
 
-_FILES = {module.__file__ for module in (lane_iterator, lane_prefetcher, lane_dataset)}
+_FILES = {module.__file__ for module in (lane_iterator, lane_prefetcher, lane_dataset, lane_cursor)}
 
 
 class Interrupts:

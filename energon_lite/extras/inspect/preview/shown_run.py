@@ -15,7 +15,8 @@ from energon_lite.extras.inspect.appearances import indices_of
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.lane_dataset import LaneCursor, LaneDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor as PlannedCursor
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.leaves import find_leaves

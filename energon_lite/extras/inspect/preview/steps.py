@@ -17,7 +17,8 @@ from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.extras.inspect.preview.media import browser_type, kind_of_type, part_bytes, part_size
 from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
-from energon_lite.loading.iterators.lane_dataset import LaneCursor, LaneDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.hook_errors import failure_of
