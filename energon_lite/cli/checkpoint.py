@@ -368,10 +368,10 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
     worlds = found["world_sizes"]
-    lines.append(("can go on on", "any number of ranks" if worlds is None else f"{ends_of(worlds)} ranks"))
+    lines.append(("world sizes", "any" if worlds is None else ends_of(worlds)))
     if "batch_sizes" in found:
         sizes = found["batch_sizes"]
-        lines.append(("with", "any batch_size" if sizes is None else f"batch_size {ends_of(sizes)}"))
+        lines.append(("batch sizes", "any" if sizes is None else ends_of(sizes)))
     if None not in (found["leaves"], found["samples"]):
         lines.append(("data sets", f"{found['leaves']:,}, with {counted(found['samples'], 'sample')}"))
     lines.append(("fingerprint", str(found["fingerprint"])))

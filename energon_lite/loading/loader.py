@@ -377,7 +377,8 @@ class DataLoader:
         self.close()
 
     def __str__(self) -> str:
-        return f"{type(self).__name__} at {self._delivered}\n{self.dataset}"
+        at = f"pass {self._delivered.pass_number}, micro-batch {self._delivered.position}"
+        return f"{type(self).__name__} at {at}\n{self.dataset}"
 
 
 def tokens_of(batch: Any) -> int:

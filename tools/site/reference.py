@@ -116,6 +116,13 @@ PAGES = (
     Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",), brief=True),
     Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",), brief=True),
     Page(
+        "blends",
+        "Blends",
+        "See [changing the blend](../cookbook/changing_the_blend.md).",
+        ("energon_lite.extras.blends",),
+        brief=True,
+    ),
+    Page(
         "inspect",
         "Inspection",
         "See [metrics](../metrics.md) and [the history of samples](../audit.md).",

@@ -86,7 +86,7 @@ class DataIterator:
                 return batch
             self._batches = iter(self.loader) if self.cyclic else None
         if self.cyclic:
-            raise UsageError(f"a pass of {self.loader} has no batch", fix="give it more samples")
+            raise UsageError("a pass of the loader has no batch", where=str(self.loader), fix="give it more samples")
         raise StopIteration
 
     def __len__(self) -> int:

@@ -218,10 +218,12 @@ def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: An
     (state,) = _saved(cluster, leaf_of(50, "a"), 1, 3)
     planned = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=ALONE))
     with pytest.raises(
-        StateMismatchError, match=r"whose content decides .* this loader one of batches that are planned"
+        StateMismatchError, match=r"one of content-decided batches, and this loader one of planned batches"
     ):
         planned.restore_state_rank(state)
-    with pytest.raises(StateMismatchError, match=r"planned ahead, and this loader one .* content decides"):
+    with pytest.raises(
+        StateMismatchError, match=r"one of planned batches, and this loader one of content-decided batches"
+    ):
         _loader(leaf_of(50, "a"), 0, 1).restore_state_rank(planned.save_state_rank())
 
 

@@ -271,7 +271,7 @@ def test_an_unknown_form() -> None:
         (
             "png",
             b"\x89PNG not really",
-            r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* no image",
+            r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* not an image",
         ),
         ("jpg", png()[:40], "part 'jpg'"),
         ("json", b"{", "part 'json'.*JSONDecodeError"),

@@ -186,7 +186,7 @@ def test_a_column_that_the_encoder_says_no_more_is_removed(texts: Path) -> None:
     ("value", "message"),
     [
         *(({name: 1}, "cannot be called") for name in ("length", "a.b")),
-        *(({"n": value}, "no cost") for value in (-1, 0.5, "many", [[[1]]])),
+        *(({"n": value}, "not a cost") for value in (-1, 0.5, "many", [[[1]]])),
     ],
 )
 def test_what_is_no_cost_ends_the_measuring(texts: Path, value: Any, message: str) -> None:

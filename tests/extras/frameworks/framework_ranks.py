@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tests.trainer.parallel.rank_processes import DIED, RankFailure, run_ranks
 
@@ -35,7 +34,6 @@ def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[],
 
     def run(rank: int) -> Any:
         if world > 1:
-            dist.destroy_process_group()
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             os.environ |= {"TORCHELASTIC_RUN_ID": "tests", "GROUP_RANK": "0"}
@@ -45,7 +43,7 @@ def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[],
         return job()
 
     try:
-        results = run_ranks(world, run, 100, folder=folder)
+        results = run_ranks(world, run, 100, folder=folder, group=False)
     except RankFailure as failure:
         if kill_when is None or set(failure.by_rank.values()) != {DIED[1]}:
             raise

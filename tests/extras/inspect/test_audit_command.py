@@ -121,7 +121,7 @@ def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_p
     traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
     code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
     assert code == 0 and "the same samples in all" in said
-    with pytest.raises(UsageError, match="decided by the hooks"):
+    with pytest.raises(UsageError, match="hooks decide them"):
         PlannedSteps(dataset)
     digests = [json.loads(line).get("digest") for line in (tmp_path / "one.jsonl").open()][1:]
     assert len(set(digests)) == len(digests)  # both halves of a sample are told apart

@@ -36,13 +36,14 @@ class RankFailure(AssertionError):
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())))
 
 
-def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path) -> list[Any]:
+def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path, group: bool = True) -> list[Any]:
     """``[fn(0), ..., fn(world - 1)]``, called at once on the ranks of a group.
 
     Args:
         world: number of ranks. One rank gets no process group, as in a plain script.
         fn: called with the rank; needs no pickling. What it returns is pickled.
         folder: for a temporary folder in which the ranks meet.
+        group: make a process group of them; without it, ``fn`` makes its own.
         timeout: seconds until all are killed.
 
     Raises:
@@ -55,7 +56,8 @@ def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path) -> l
     # No rank leaves before all are done: its peers may still be connecting to it.
     leave = context.Pipe(duplex=False)
     processes = [
-        context.Process(target=_rank_main, args=(rank, world, fn, room, pipes[rank][1], leave)) for rank in range(world)
+        context.Process(target=_rank_main, args=(rank, world, fn, room, pipes[rank][1], leave, group))
+        for rank in range(world)
     ]
     for process in processes:
         process.start()
@@ -124,7 +126,13 @@ def _stacks(pid: int | None, room: Path, rank: int) -> str:
 
 
 def _rank_main(
-    rank: int, world: int, fn: Job, room: Path, pipe: Connection, leave: tuple[Connection, Connection]
+    rank: int,
+    world: int,
+    fn: Job,
+    room: Path,
+    pipe: Connection,
+    leave: tuple[Connection, Connection],
+    group: bool,
 ) -> None:
     # The test runner's handlers are not ours.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -133,7 +141,7 @@ def _rank_main(
     torch.set_num_threads(1)
     leave[1].close()
     try:
-        if world > 1:
+        if world > 1 and group:
             store = dist.FileStore(str(room / "meeting"), world)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
         message = pickle.dumps((True, fn(rank)))
