@@ -55,6 +55,7 @@ __all__ = [
     "prepare_steps",
     "source_formats",
     "state_readers",
+    "storage_guest",
     "storage_guests",
 ]
 
@@ -244,9 +245,8 @@ def metadataset_guest(key: str, origin: str) -> Any:
     """
     target = metadataset_keys().get(key)
     if target is None:
-        work, extra = _EXTRAS[key]
-        what = f"{work} by the extra {extra!r}, which is not installed"
-        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
+        what, fix = _missing(*_EXTRAS[key])
+        raise ConfigError(what, file=origin, fix=fix)
     return load(target)
 
 
@@ -277,8 +277,35 @@ def storage_guests() -> dict[str, str]:
     * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`
     * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
     * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
+    * ``prepare_dialogue``: a :class:`~energon_lite.cli.prepare_report.PrepareDialogue`
     """
     return _merged("STORAGE_GUESTS")
+
+
+def storage_guest(name: str, work: str, extra: str, where: str, otherwise: str = "") -> Any:
+    """Return an entry of ``STORAGE_GUESTS`` that the task at hand needs.
+
+    Args:
+        name: the entry.
+        work: the task, for messages, such as ``files behind URLs are read``.
+        extra: the extra of this library that has the entry.
+        where: the data set, file or option.
+        otherwise: the way without the extra.
+
+    Raises:
+        UsageError: the extra is not installed.
+    """
+    target = storage_guests().get(name)
+    if target is None:
+        what, fix = _missing(work, extra)
+        raise UsageError(what, where=where, fix=f"{fix}; or {otherwise}" if otherwise else fix)
+    return load(target)
+
+
+def _missing(work: str, extra: str) -> tuple[str, str]:
+    """Return the problem and the fix for work whose extra is missing."""
+    what = f"{work} by the extra {extra!r}, which is not installed"
+    return what, f"install energon_lite with energon_lite/extras/{extra}"
 
 
 def load(target: str) -> Any:

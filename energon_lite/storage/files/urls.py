@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.entry_points import load, storage_guests
-from energon_lite.errors import UsageError
+from energon_lite.entry_points import storage_guest
 
 __all__ = ["Listing", "OpenFile", "UrlFiles", "is_remote", "remote_guest", "url_files"]
 
@@ -82,11 +81,4 @@ def remote_guest(name: str, what: str, where: str, fix: str = "copy the files to
     Raises:
         UsageError: the extra is not installed.
     """
-    target = storage_guests().get(name)
-    if target is None:
-        raise UsageError(
-            f"{what} by the extra 'remote', which is not installed",
-            where=where,
-            fix=f"install energon_lite with energon_lite/extras/remote; or {fix}",
-        )
-    return load(target)
+    return storage_guest(name, what, "remote", where, fix)

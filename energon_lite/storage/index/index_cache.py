@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from energon_lite.entry_points import load, storage_guests
-from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, UsageError, counted
+from energon_lite.entry_points import storage_guest
+from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, counted
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.files.urls import is_remote, remote_guest
@@ -66,14 +66,7 @@ def index_of_file(path: str) -> FileIndex:
         NotPreparedError: there is no such file.
         UsageError: the guest is not installed.
     """
-    target = storage_guests().get("jsonl")
-    if target is None:
-        raise UsageError(
-            "JSONL files are indexed by the extra 'formats', which is not installed",
-            where=path,
-            fix="install energon_lite with energon_lite/extras/formats",
-        )
-    made: FileIndex = load(target)(path)
+    made: FileIndex = storage_guest("jsonl", "JSONL files are indexed", "formats", path)(path)
     return made
 
 
