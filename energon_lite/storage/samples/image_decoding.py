@@ -151,7 +151,9 @@ def _decode_with_pillow(
             width, height = opened.size
             _check_pixels(width, height, max(len(mode), len(opened.getbands())), most)
             if resizing is not None:
-                divisor = resizing.fit(height, width, divisible=opened.format == "JPEG")
+                # Inks are no amounts of light: to reduce them before they are converted gives other colours.
+                is_divisible = opened.format == "JPEG" and opened.mode in ("RGB", "L")
+                divisor = resizing.fit(height, width, divisible=is_divisible)
                 if divisor > 1:
                     opened.draft(None, (width // divisor, height // divisor))
             opened.load()

@@ -20,6 +20,8 @@ __all__ = ["MARGINS", "Resizing"]
 #: The decoded image is larger than needed by at least this factor, for each divisor of its size. The less the resize
 #: reduces, the less of its filter is left, and the larger is the difference from decoding all pixels.
 MARGINS = {8: 2.0, 4: 1.5, 2: 1.125}
+#: Sides of results, in pixels, below which all pixels are decoded: each of so few pixels would differ more.
+_LEAST_SIDE = 16
 
 
 class Resizing:
@@ -50,7 +52,7 @@ class Resizing:
         top, left, high, wide = self._box
         reduced = min(high / self._size[0], wide / self._size[1])
         fitting = (n for n, margin in MARGINS.items() if reduced >= n * margin and not (top % n or left % n))
-        self._divisor = next(fitting, 1) if divisible else 1
+        self._divisor = next(fitting, 1) if divisible and min(self._size) >= _LEAST_SIDE else 1
         return self._divisor
 
     def resize(self, pixels: Any, *, planar: bool) -> Any:
@@ -66,25 +68,24 @@ class Resizing:
         """
         assert self._size is not None
         top, left, high, wide = (side / self._divisor for side in self._box)
-        if pixels.ndim == 3 and pixels.shape[2] == 4:
+        # The last row and column of a divided image may be parts of a pixel: its size is not the box's.
+        part = pixels[int(top) : math.ceil(top + high), int(left) : math.ceil(left + wide)]
+        if part.shape[2:] == (4,):
             from PIL import Image
 
             method = Image.Resampling[self._target.resample.upper()]
-            image = Image.fromarray(pixels).resize(self._size[::-1], method, (left, top, left + wide, top + high))
-            return np.array(image).transpose(2, 0, 1).copy() if planar else np.array(image)
+            array = np.array(Image.fromarray(part).resize(self._size[::-1], method, (0, 0, wide, high)))
+            return array.transpose(2, 0, 1).copy() if planar else array
         import torch
 
-        # The last row and column of a divided image may be parts of a pixel: the scale is not the ratio of the sizes.
+        kernels, is_grey = torch.ops.aten, part.ndim == 2
+        bilinear = self._target.resample == "bilinear"
+        kernel = kernels._upsample_bilinear2d_aa if bilinear else kernels._upsample_bicubic2d_aa
+        source = torch.from_numpy(part[..., None] if is_grey else part).permute(2, 0, 1)[None]
         scale = self._size[0] / high, self._size[1] / wide
-        part = pixels[int(top) : math.ceil(top + high), int(left) : math.ceil(left + wide)]
-        source = torch.from_numpy(part[..., None] if part.ndim == 2 else part).permute(2, 0, 1)[None]
-        kernels = torch.ops.aten
-        kernel = (
-            kernels._upsample_bilinear2d_aa if self._target.resample == "bilinear" else kernels._upsample_bicubic2d_aa
-        )
-        if planar or part.ndim == 2:
+        if planar or is_grey:
             resized = kernel(source, self._size, False, *scale)[0].contiguous().numpy()
-            return resized[0] if part.ndim == 2 else resized
+            return resized[0] if is_grey else resized
         resized = torch.empty(1, *self._size, 3, dtype=torch.uint8)
         kernel.out(source, self._size, False, *scale, out=resized.permute(0, 3, 1, 2))
         return resized[0].numpy()
