@@ -9,8 +9,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 from energon_lite.errors import TopologyError, UsageError, check_choice
 from energon_lite.launcher import place_without_group
@@ -93,7 +93,14 @@ class _ActiveConfig:
         return ACTIVE_CONFIG.get() or owner._activated or owner._asked
 
 
-@dataclass(kw_only=True, slots=True)
+class RankMesh(Protocol):
+    """A mesh that has torch's with the same axes, or None if there is one rank, such as the trainer's."""
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None: ...
+
+
+@dataclass(slots=True)
 class WorkerConfig:
     """Place of this process among those that load data.
 
@@ -122,7 +129,7 @@ class WorkerConfig:
         UsageError: a number is negative, or ``worker_debug_path`` has an unknown field.
 
     Example:
-        >>> WorkerConfig(rank=0, world_size=1, num_workers=2).num_workers
+        >>> WorkerConfig(0, 1, 2).num_workers
         2
     """
 
@@ -130,6 +137,7 @@ class WorkerConfig:
     world_size: int
     num_workers: int = 0
     data_parallel_group: ProcessGroup | None = None
+    _: KW_ONLY
     seed_offset: int = 0
     loads_data: bool = True
     saves_state: bool = True
@@ -318,7 +326,7 @@ class WorkerConfig:
     @classmethod
     def from_mesh(
         cls,
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | RankMesh,
         *,
         num_workers: int = 4,
         seed_offset: int = 0,
@@ -332,7 +340,7 @@ class WorkerConfig:
         and ``tp`` coordinates are all 0, and can be restored on every rank.
 
         Args:
-            mesh: the mesh, with named dimensions.
+            mesh: the mesh, with named dimensions; or the trainer's, from ``build_mesh``.
             num_workers: worker processes of each rank that loads.
             seed_offset: the seed of the run.
             share: ``load``: tensor- and context-parallel peers load the same batches, each for itself; ``broadcast``:
@@ -353,6 +361,9 @@ class WorkerConfig:
         """
         check_choice("share", share, get_args(Share))
         check_choice("stages", stages, get_args(Stages))
+        mesh = getattr(mesh, "device_mesh", mesh)
+        if mesh is None:
+            return cls(0, 1, num_workers, seed_offset=seed_offset)
         names = mesh.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:
