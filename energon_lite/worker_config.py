@@ -361,22 +361,22 @@ class WorkerConfig:
         """
         check_choice("share", share, get_args(Share))
         check_choice("stages", stages, get_args(Stages))
-        mesh = getattr(mesh, "device_mesh", mesh)
-        if mesh is None:
+        devices: DeviceMesh | None = getattr(mesh, "device_mesh", mesh)
+        if devices is None:
             return cls(0, 1, num_workers, seed_offset=seed_offset)
-        names = mesh.mesh_dim_names or ()
+        names = devices.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:
             fix = f"name the dimensions with mesh_dim_names, among {', '.join(_MESH_DIMENSIONS)}"
             raise TopologyError(f"a mesh with dimensions {list(names) or 'without names'}", fix=fix)
-        coordinates = mesh.get_coordinate()
+        coordinates = devices.get_coordinate()
         if coordinates is None:
             raise TopologyError("this rank is not part of the mesh", fix="build the loader only on ranks of the mesh")
         at = dict(zip(names, coordinates, strict=True))
-        sizes = dict(zip(names, mesh.shape, strict=True))
+        sizes = dict(zip(names, devices.shape, strict=True))
         replica = Replica(
             coordinates={axis: at[axis] for axis in names if axis != "dp"},
-            groups={axis: mesh.get_group(axis) for axis in names if axis != "dp" and sizes[axis] > 1},
+            groups={axis: devices.get_group(axis) for axis in names if axis != "dp" and sizes[axis] > 1},
             stages=sizes.get("pp", 1),
             share=share,
             stages_with_data=stages,
@@ -386,7 +386,7 @@ class WorkerConfig:
             rank=at.get("dp", 0),
             world_size=sizes.get("dp", 1),
             num_workers=num_workers,
-            data_parallel_group=mesh.get_group("dp") if "dp" in names else None,
+            data_parallel_group=devices.get_group("dp") if "dp" in names else None,
             seed_offset=seed_offset,
             loads_data=replica.needs_data,
             saves_state=replica.is_first,
