@@ -361,7 +361,7 @@ class WorkerConfig:
         """
         check_choice("share", share, get_args(Share))
         check_choice("stages", stages, get_args(Stages))
-        devices: DeviceMesh | None = getattr(mesh, "device_mesh", mesh)
+        devices: Any = getattr(mesh, "device_mesh", mesh)
         if devices is None:
             return cls(0, 1, num_workers, seed_offset=seed_offset)
         names = devices.mesh_dim_names or ()
