@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from energon_lite.errors import NonFiniteError, listed
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.data.loaders import StepData
-from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -44,7 +44,7 @@ class NonFiniteGuard:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: nn.Module,
         optimizer: OverlappedDistributedOptimizer,
         mesh: ParallelMesh,
         limit: int,
