@@ -195,10 +195,10 @@ class RunData:
         data: DataConfig,
         model: ModelConfig,
         mesh: ParallelMesh,
+        task_encoder: TaskEncoder | None = None,
         *,
         seed: int,
         eval_batches: int | None,
-        task_encoder: TaskEncoder | None = None,
     ):
         self.data = data
         self.model = model

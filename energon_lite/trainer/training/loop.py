@@ -16,14 +16,9 @@ from torch import nn
 
 from energon_lite import TaskEncoder
 from energon_lite.errors import StateError, TopologyError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import (
-    CheckpointSaver,
-    Place,
-    find_checkpoint,
-    latest_checkpoint,
-    load_checkpoint,
-)
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
+from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.interface import Loss, MakeModel, TrainingBatch
 from energon_lite.trainer.models.llama import LlamaModel, language_loss
@@ -43,7 +38,7 @@ from energon_lite.trainer.training.metrics import (
     make_sinks,
     write,
 )
-from energon_lite.trainer.training.process import Requests, garbage_collection, prepare_attention, prepare_process
+from energon_lite.trainer.training.process import Requests, prepare_attention, prepare_process
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
 
@@ -119,9 +114,10 @@ class Trainer:
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, config.optimizer)
         limit = train.eval_batches if train.eval_every or train.eval_at_start else None
-        self.data = RunData(
-            data, config.model, self.mesh, seed=config.seed, eval_batches=limit, task_encoder=task_encoder
-        )
+        if task_encoder is not None and self.loss is language_loss:
+            task_encoder = RowsTaskEncoder(task_encoder, config.model)
+        parts = data, config.model, self.mesh, task_encoder
+        self.data = RunData(*parts, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
         keep = {"keep": train.keep, "keep_every": train.keep_every}
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
@@ -167,7 +163,6 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            ended = stack.enter_context(garbage_collection(train.gc_every))
             sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
             for sink in sinks:
                 stack.callback(sink.close)
@@ -184,7 +179,6 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
-                ended(done)
                 save = save or _due(done, train.save_every)
                 # The numbers of a step are read after the next one is launched, so that the device stays busy.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
@@ -311,8 +305,7 @@ class Trainer:
         if path is None:
             if self.mesh.is_main:
                 logger.info("begins at step 0: there is no checkpoint in %s", self.checkpoints)
-            given = self.config.train.init_from
-            self.guard.check_state(0, read=given and (latest_checkpoint(given) or given))
+            self.guard.check_state(0, read=self.config.train.init_from)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.guard.check_state(step, read=path)

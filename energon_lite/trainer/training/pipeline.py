@@ -190,10 +190,10 @@ class Wire:
 def run_pipeline(
     model: nn.Module,
     micro_batches: Sequence[TrainingBatch | None],
-    *,
     loss: Loss[Any, Any] = language_loss,
     metrics: Sequence[str] = (),
     mesh: ParallelMesh | None = None,
+    *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
     after_backward: Callable[[int], None] | None = None,

@@ -131,16 +131,8 @@ def launch_step(
     def done(chunk: int) -> None:
         optimizer.end_micro_batch(None if mesh.virtual == 1 else cast(LlamaModel, model).parameters_of_chunk(chunk))
 
-    sums = run_pipeline(
-        model,
-        micro_batches,
-        loss=loss,
-        metrics=metrics,
-        mesh=mesh,
-        divisor=tokens.clamp(min=1.0),
-        after_backward=done,
-        record=record,
-    )
+    what = model, micro_batches, loss, metrics, mesh
+    sums = run_pipeline(*what, divisor=tokens.clamp(min=1.0), after_backward=done, record=record)
     sums = _from_last_stage(mesh.sum_over_data(sums), mesh)
     if callable(lr):  # a step whose number of tokens is not finite updates nothing
         lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)
@@ -177,7 +169,7 @@ def evaluate(
     # A few at a time: enough to fill the stages, without all in memory at once.
     while part := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in part]
-        sums += run_pipeline(model, here, loss=loss, metrics=metrics, mesh=mesh, backward=False)
+        sums += run_pipeline(model, here, loss, metrics, mesh, backward=False)
     model.train(training)
     mean, tokens, *more = _from_last_stage(mesh.sum_over_data(sums), mesh).tolist()
     return mean / max(tokens, 1.0), _whole(tokens), *(value / max(tokens, 1.0) for value in more)

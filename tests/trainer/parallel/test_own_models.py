@@ -1,4 +1,4 @@
-"""Models of one's own: the programs of the examples, against a plain loop of torch, killed, resumed, and on other ranks."""
+"""Models of one's own: the programs of the examples, against a plain loop of torch, killed, and on other ranks."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_batches_of_a_loss_of_ones_own_are_not_rows(run_ranks: RunRanks, blend: 
     def job(rank: int) -> None:
         Trainer(config_of(tmp_path / "lines", tmp_path / "run"), task_encoder=NumbersEncoder()).run()
 
-    with pytest.raises(RankFailure, match="loss_mask|tokens"):
+    with pytest.raises(RankFailure, match="returned a Numbers, which has no rows of tokens"):
         run_ranks(1, job)
 
 
