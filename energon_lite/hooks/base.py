@@ -216,7 +216,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         In ``select_samples_to_pack`` and ``pack_selected_samples``, it is the number of the buffer or the pack.
         """
         context = current_context("current_sample_index")
-        context.asked = True
+        context.asked = context.asked or "sample"
         index = context.sample_index
         if index is None:
             raise WrongHookError(
@@ -236,7 +236,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
             WrongHookError: the number is unknown; the error ends the iteration.
         """
         context = current_context("current_batch_index")
-        context.asked = True
+        context.asked = "batch"
         index = context.batch_index
         if index is None:
             raise WrongHookError(

@@ -53,7 +53,7 @@ class HookContext:
         worker_config: the loader's worker configuration, returned by ``WorkerConfig.active_worker_config``.
 
     Attributes:
-        asked: a hook asked for the number of this sample or batch.
+        asked: the number that a hook has asked for: "sample" or "batch"; "": none.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class HookContext:
         self._seeded = False
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
-        self.asked = False
+        self.asked = ""
         self.sample_index = sample_index
         self.batch_index = batch_index
         return self

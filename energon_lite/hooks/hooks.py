@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +14,7 @@ from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, Task
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 
 __all__ = [
-    *("HOOK_ORDER", "Hooks", "failure_tolerances", "hook_of", "hooks_of", "is_generator", "is_overridden"),
+    *("HOOK_ORDER", "Hooks", "code_hash", "failure_tolerances", "hook_of", "hooks_of", "is_generator", "is_overridden"),
     *("own_hooks", "returns_its_argument", "seeded_hooks"),
 ]
 
@@ -123,6 +126,20 @@ def own_hooks(encoder: TaskEncoder) -> frozenset[str]:
 def seeded_hooks(encoder: TaskEncoder) -> frozenset[str]:
     """Names of the user hooks that need the global generators seeded: all without ``restore_seeds=False``."""
     return frozenset(name for name, function in _own_functions(encoder) if restores_seeds(function))
+
+
+def code_hash(encoder: TaskEncoder) -> str:
+    """Hash the files that define the encoder's classes and cookers, without those of this library."""
+    names = {cls.__module__ for cls in type(encoder).__mro__}
+    names |= {cooker.cook.__module__ for cooker in encoder.cookers}
+    names -= {"builtins", "abc", "typing"}
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in names if name.partition(".")[0] != "energon_lite"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path and os.path.isfile(path):
+            with open(path, "rb") as file:
+                digest.update(name.encode() + b"\0" + file.read())
+    return digest.hexdigest()
 
 
 def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:

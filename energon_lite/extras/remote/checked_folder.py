@@ -82,6 +82,10 @@ class CheckedFolder:
         name = hashlib.sha256(key).hexdigest()[:40]
         return os.path.join(self._kept or self.path, name[:2], name)
 
+    def has(self, path: str) -> bool:
+        """Return whether there is a file, which may be damaged."""
+        return os.path.exists(path)
+
     def find(self, path: str, size: int | None = None) -> memoryview | None:
         """Map the bytes of a file if it exists and is intact; a damaged one is removed.
 
