@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.hooks import HookContext, Hooks, TaskEncoder, code_hash, returns_its_argument
+from energon_lite.hooks import HookContext, Hooks, TaskEncoder, code_hash, described, returns_its_argument
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
 from energon_lite.loading.makers.sample_store import OpenedSampleStore, ReadSample, StoredSample
@@ -30,9 +29,6 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 __all__ = ["SampleStore"]
 
 logger = logging.getLogger(__name__)
-
-#: The part of the text of a function that differs between processes.
-_PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,8 @@ class SampleStore:
         folder: folder on a local disk, or one that machines share. Any number of processes of one user may use it.
         max_bytes: size of the folder, in bytes. If it is full, samples of other data sets and hooks that were unused
             for longest are removed; samples of this one stay, since each is needed once in an epoch.
-        version: a text to be changed whenever the hooks give other samples. Changes in the files of the encoder's
-            classes and cookers are noticed; changes in other modules, in models and in arguments are not.
+        version: a text to be changed whenever the hooks give other samples. Other attributes of the encoder and changes
+            in the files of its classes and cookers are noticed; changes in other modules and in models are not.
         checked: of so many samples that are found, one is made again and compared; 0: none.
 
     Raises:
@@ -79,7 +75,7 @@ class SampleStore:
                 "hooks yield any number of samples" if works else "no hook or decoder makes anything of the samples",
             )
             return None
-        how = hashlib.sha256(f"{self.version}\n{code_hash(encoder)}\n{hooks.sample}".encode()).hexdigest()[:16]
+        how = _hash(f"{self.version}\n{code_hash(encoder)}\n{hooks.sample}\n{described(encoder)}")[:16]
         folder = CheckedFolder(self.folder, self.max_bytes, option="sample_store", kept=how)
         return _Opened(folder, leaves, seed, self.checked)
 
@@ -166,12 +162,12 @@ class _Opened(OpenedSampleStore):
         number, index, epoch = address[:3]
         if number not in self._keys:
             leaf = self._leaves[number]
-            text = f"{leaf.key} {leaf.source.path} {leaf.loader!r} {getattr(leaf.cooker, 'cook', None)!r}"
-            self._keys[number] = _PLACE_IN_MEMORY.sub("", text) if isinstance(leaf.loader, SampleLoader) else ""
+            text = _hash(f"{leaf.key} {leaf.source.path} {described(leaf.loader, leaf.cooker)}")
+            self._keys[number] = text if isinstance(leaf.loader, SampleLoader) else ""
         if not (key := self._keys[number]):
             return ()
         keys = f"{index} {key}", f"{index} {epoch} {self._seed} {key}"
-        return tuple(self._folder.place(key.encode("utf-8", "surrogateescape")) for key in keys)
+        return tuple(self._folder.place(key.encode()) for key in keys)
 
     def _form(self, address: Address, sample: Any, key: tuple[Any, ...]) -> bytes | None:
         """Return the bytes of a sample without its restore key; None: it has no plain form, or an own restore key."""
@@ -192,3 +188,7 @@ class _Opened(OpenedSampleStore):
         if text not in self._told:
             self._told.add(text)
             logger.warning(text, *values)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
