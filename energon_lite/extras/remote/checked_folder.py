@@ -19,7 +19,7 @@ import zlib
 from contextlib import suppress
 
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage.files.atomic_file import lock, replacing, unlock
 from energon_lite.storage.files.byte_ranges import map_file
 
 __all__ = ["CheckedFolder"]
@@ -30,6 +30,11 @@ _HEADER = struct.Struct("<8sI4x")
 _MAGIC = b"ENRGLRNG"
 #: The share of a full folder that is kept when the files unused for longest are removed.
 _KEEP = 0.9
+#: Name of the file with the bytes of all files, and its format.
+_COUNT = "bytes.lock"
+_SIZE = struct.Struct("<Q")
+#: Seconds to wait for another process that counts, or makes room.
+_PATIENCE = 60.0
 #: Seconds between two attempts to make room in a folder whose files are all kept.
 _FULL_SECONDS = 60.0
 
@@ -73,8 +78,6 @@ class CheckedFolder:
                 where=self.path,
                 fix="give a folder that this process can write to",
             ) from error
-        #: Bytes written by this process since it last measured the folder.
-        self._written = limit
         self._full_until = 0.0
 
     def place(self, key: bytes) -> str:
@@ -113,8 +116,7 @@ class CheckedFolder:
         Raises:
             OSError: the folder cannot be used.
         """
-        self._written += len(data)
-        if self._written > self._limit * (1 - _KEEP) and not self._make_room(len(data)):
+        if not self._reserve(_HEADER.size + len(data)):
             return False
         for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
             _make_own(folder)
@@ -123,14 +125,34 @@ class CheckedFolder:
             file.write(data)
         return True
 
-    def _make_room(self, size: int) -> bool:
-        """Remove files until the folder may grow by a tenth before the next check (each process checks for itself)."""
+    def _reserve(self, size: int) -> bool:
+        """Count bytes that are about to be written; return False if the folder is full.
+
+        The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
+        outside, stay in it until the folder seems full, and is measured.
+        """
         now = time.monotonic()
         if now < self._full_until:
             return False
-        self._written = size
+        descriptor = os.open(os.path.join(self.path, _COUNT), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            lock(descriptor, _PATIENCE)  # without locks, the count is less exact
+            stored = os.pread(descriptor, _SIZE.size, 0)
+            used = _SIZE.unpack(stored)[0] if len(stored) == _SIZE.size else self._limit
+            if used + size > self._limit:
+                used = self._make_room(size)
+            has_room = used + size <= self._limit
+            self._full_until = 0.0 if has_room else now + _FULL_SECONDS
+            os.pwrite(descriptor, _SIZE.pack(used + size if has_room else used), 0)
+            return has_room
+        finally:
+            unlock(descriptor)
+            os.close(descriptor)
+
+    def _make_room(self, size: int) -> int:
+        """Measure the folder, and remove files until it may grow by a tenth; return the bytes that stay."""
         files = []
-        total = size
+        total = 0
         for place, _, names in os.walk(self.path):
             is_kept = bool(self._kept) and place.startswith(self._kept)
             for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
@@ -139,16 +161,15 @@ class CheckedFolder:
                     total += status.st_size
                     if not is_kept:
                         files.append((status.st_mtime_ns, status.st_size, path))
+        if total + size <= self._limit:
+            return total  # the count was wrong
         for _, bytes_of, path in sorted(files):
-            if total <= _KEEP * self._limit:
+            if total + size <= _KEEP * self._limit:
                 break
             with suppress(OSError):  # another process has removed it already
                 os.unlink(path)
             total -= bytes_of
-        if self._kept and total > _KEEP * self._limit:
-            self._full_until = now + _FULL_SECONDS
-            return False
-        return True
+        return total
 
 
 def _header(path: str, data: bytes | memoryview) -> bytes:
