@@ -162,7 +162,9 @@ def _tensor(content: Sequence[Any], taken: Callable[[int], memoryview]) -> torch
     name, shape, nbytes = content
     dtype = getattr(torch, name)
     memory = taken(nbytes)
-    return torch.frombuffer(memory, dtype=dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(memory, dtype=dtype).reshape(shape) if nbytes else torch.empty(0, dtype=dtype).reshape(shape)
+    )
 
 
 _READERS: dict[int, Callable[[Any, Callable[[int], memoryview]], Any]] = {
