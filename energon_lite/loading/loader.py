@@ -143,7 +143,9 @@ class DataLoader:
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
         )
-        self._workers = ExecutorHandle(runner, num_workers, options, work)
+        others = None if start_method == "main" else config.workers
+        elsewhere = None if others is None else (others, runs.identity.to_plain())
+        self._workers = ExecutorHandle(runner, num_workers, options, work, elsewhere)
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator = iterator_class(runs)(
