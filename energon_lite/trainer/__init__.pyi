@@ -33,6 +33,7 @@ from .models.tensor_parallel import RowParallelLinear as RowParallelLinear
 from .models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
 from .optimizer.config import learning_rate as learning_rate
 from .optimizer.overlapped_optimizer import OverlappedDistributedOptimizer as OverlappedDistributedOptimizer
+from .parallel.collectives import enter_parallel as enter_parallel
 from .parallel.mesh import ParallelMesh as ParallelMesh
 from .parallel.mesh import build_mesh as build_mesh
 from .parallel.mesh import end_process_group as end_process_group

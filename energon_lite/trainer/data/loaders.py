@@ -264,10 +264,7 @@ class RunData:
         """Make the training data set, or the validation set of a path, to be read once."""
         data, mesh = self.data, self.mesh
         settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.seed}
-        if mesh.device_mesh is None:
-            workers = WorkerConfig(rank=0, world_size=1, **settings)
-        else:
-            workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
+        workers = WorkerConfig.from_mesh(mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
         common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
         if data.batching is not None:
             by_tokens = ByTokens(data.batching, length_column=data.length_column, max_images=data.max_images)

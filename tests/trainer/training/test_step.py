@@ -23,19 +23,9 @@ MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, voca
 def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0) -> MultimodalBatch:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, MODEL.vocab_size, (rows, length + 1), generator=generator)
-    none = torch.zeros(0, dtype=torch.int64)
     documents = (torch.rand(rows, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
-    return MultimodalBatch(
-        __key__=[""] * rows,
-        __restore_key__=(),
-        tokens=tokens[:, :-1],
-        labels=tokens[:, 1:],
-        loss_mask=torch.ones(rows, length),
-        image=torch.zeros(0, 3, 0, 0),
-        image_rows=none,
-        image_starts=none,
-        documents=documents,
-    )
+    masks = {"loss_mask": torch.ones(rows, length), "documents": documents}
+    return MultimodalBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], **masks)
 
 
 def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
