@@ -10,17 +10,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.registry import AttentionKind, Lengths, find_attention, register_attention
-
-if TYPE_CHECKING:
-    from energon_lite.trainer.models.sequence import Run
+from energon_lite.trainer.models.registry import AttentionKind, Lengths, Run, find_attention, register_attention
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:

@@ -18,14 +18,30 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout
 
 if TYPE_CHECKING:
     from energon_lite.trainer.models.config import ModelConfig
-    from energon_lite.trainer.models.sequence import Run
     from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of neighbouring queries of a row, and the mask of their keys.
+
+    Args:
+        start, length: their positions in the row; they attend to no key at or after ``start + length``.
+        mask: None for all keys up to the query's own position; else the attention function's mask of documents.
+        window: the most keys up to the query's own position that it attends to; None for all.
+    """
+
+    start: int
+    length: int
+    mask: Any = None
+    window: int | None = None
+
 
 #: Maker of a module ``[..., hidden] -> [..., hidden]`` that treats each position independently.
 NormFactory = Callable[["ModelConfig", "ParallelMesh"], nn.Module]
 #: Queries ``[rows, heads, n, width]``, keys and values ``[rows, kv_heads, m, width]``, their run -> like the queries.
 #: The queries are the last n of the m positions; query head i uses key head ``i * kv_heads // heads``.
-AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Run"], torch.Tensor]
+AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Run], torch.Tensor]
 #: Documents int64 ``[rows, length]``, start and length of a run -> the attention function's ``run.mask``.
 DocumentMask = Callable[[torch.Tensor, int, int], Any]
 #: Lengths of the documents of each row, padding included.

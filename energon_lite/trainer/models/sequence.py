@@ -18,28 +18,12 @@ from torch import nn
 from energon_lite.trainer.models.attention_functions import choose_attention, window_mask
 from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.models.registry import AttentionFunction, Lengths, find_attention
+from energon_lite.trainer.models.registry import AttentionFunction, Lengths, Run, find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: Cosines and sines of the rotation angles, each ``[length, head_width]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of neighbouring queries of a row, and the mask of their keys.
-
-    Args:
-        start, length: their positions in the row; they attend to no key at or after ``start + length``.
-        mask: None for all keys up to the query's own position; else the attention function's mask of documents.
-        window: the most keys up to the query's own position that it attends to; None for all.
-    """
-
-    start: int
-    length: int
-    mask: Any = None
-    window: int | None = None
 
 
 @dataclass(frozen=True)

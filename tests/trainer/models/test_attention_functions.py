@@ -23,7 +23,8 @@ from energon_lite.trainer.models.attention_functions import (
     window_mask,
 )
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.sequence import Run, lengths_of_rows
+from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models.sequence import lengths_of_rows
 from tests.testing import examples
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -17,7 +17,8 @@ from energon_lite.trainer.models.attention_functions import (
     varlen_kernel,
 )
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.sequence import Run, lengths_of_rows
+from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models.sequence import lengths_of_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 GPU = torch.device("cuda")
