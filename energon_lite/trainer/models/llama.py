@@ -10,7 +10,7 @@ heads these are small compared to the rest, and gathering works with any mask, u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import choose_attention, sdpa
+from energon_lite.trainer.models.attention_functions import choose_attention
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
@@ -87,7 +87,6 @@ class Attention(nn.Module):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_width = width
-        self.function = choose_attention(config, mesh.device).function
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
         queries = config.num_heads * width
@@ -116,10 +115,7 @@ class Attention(nn.Module):
         """Attend from each run of queries to the keys up to its end."""
         pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
         ends = [(queries, run.start + run.length, run) for queries, run in pieces]
-        mixed = [
-            (sdpa if run.windowed else self.function)(queries, k[:, :, :end], v[:, :, :end], run)
-            for queries, end, run in ends
-        ]
+        mixed = [part.attention(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,10 +130,12 @@ class Stream:
     Args:
         hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
         documents: int64 ``[rows, length]`` of whole rows, or None.
+        lengths: ``document_lengths`` of the batch, where it is known.
     """
 
     hidden: torch.Tensor
     documents: torch.Tensor | None = None
+    lengths: Sequence[int] | None = None
 
 
 def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
@@ -212,6 +210,7 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.config = config
         self.mesh = mesh
+        choose_attention(config, mesh.device)  # an unknown name is an error now
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
         first = mesh.is_first_stage
         last = mesh.is_last_stage
@@ -287,7 +286,7 @@ class LlamaModel(nn.Module):
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
         """Run the layers of one of this stage's chunks; with a cache, for positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache, stream.lengths)
         if self.compiled is not None:
             self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
@@ -323,7 +322,7 @@ class LlamaModel(nn.Module):
             images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
             received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
-        made = self.blocks(chunk, received)
+        made = self.blocks(chunk, received if batch is None else replace(received, lengths=batch.document_lengths))
         if not self.ends(chunk):
             return made
         assert batch is not None
