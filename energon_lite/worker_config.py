@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
+from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import TopologyError, UsageError, check_choice
 from energon_lite.launcher import place_without_group
 
@@ -110,6 +111,8 @@ class WorkerConfig:
         rank: data-parallel rank, 0 <= rank < world_size.
         world_size: number of data-parallel ranks.
         num_workers: worker processes of this rank; 0: load in the calling process. It has no effect on the batches.
+        workers: further workers, elsewhere, for what local ones cannot do in time: a
+            :class:`~energon_lite.extras.remote_workers.TcpWorkers` or ``"tcp://host:port"``. No effect on the batches.
         data_parallel_group: the group of the data-parallel ranks (one per tensor-parallel rank); used only by
             ``save_state_global`` and ``restore_state_global``. None: the default group.
         seed_offset: the seed of the run. It determines the order and the augmentations.
@@ -138,6 +141,7 @@ class WorkerConfig:
     num_workers: int = 0
     data_parallel_group: ProcessGroup | None = None
     _: KW_ONLY
+    workers: RemoteWorkers | str | None = None
     seed_offset: int = 0
     loads_data: bool = True
     saves_state: bool = True
@@ -202,7 +206,7 @@ class WorkerConfig:
     def for_workers(self) -> WorkerConfig:
         """Copy that can be sent to a worker: without process groups and handlers that only the trainer calls."""
         sent = copy.copy(self)
-        sent.data_parallel_group = sent.restore_error_handler = None
+        sent.data_parallel_group = sent.restore_error_handler = sent.workers = None
         if self.replica is not None:
             sent.replica = replace(self.replica, groups={})
         return sent

@@ -17,6 +17,9 @@ from tests.testing import TEXT_YAML, load_profile, text_dataset, write_dataset
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Tests run beside each other, and tensors are small: more threads only wait for each other. For the programs, too.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,12 +45,13 @@ class HookContext:
         worker_config: the loader's worker configuration, returned by ``WorkerConfig.active_worker_config``.
 
     Attributes:
+        asked: the number that a hook has asked for: "sample" or "batch"; "": none.
         seeds: the global generators are seeded for hooks, see :meth:`watch`.
     """
 
     __slots__ = (
         *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
-        *("batch_index", "cache", "sample_index", "seeds", "worker_config"),
+        *("asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
     def __init__(
@@ -77,6 +78,7 @@ class HookContext:
         self._seeded = False
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
+        self.asked = ""
         self.sample_index = sample_index
         self.batch_index = batch_index
         return self
@@ -150,6 +152,17 @@ class HookContext:
         drew = self._drew or (self._marks is not None and self._marks.changed())
         self._marks, self.seeds = None, True
         return drew
+
+    def has_drawn(self) -> bool:
+        """Return whether hooks asked for ``rng`` or drew from a global generator since the last :meth:`move`.
+
+        The global generators are seeded anew.
+        """
+        if self._rng is not None or not self._seeded or self._lent is None:
+            return self._rng is not None
+        marks = Marks()
+        self._lent.seed(self.seed)
+        return marks.changed()
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)

@@ -119,7 +119,8 @@ class BatchRunner(JobRunner):
     def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
         """Put the batch of a job into its result; return the addresses of its samples."""
         by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
-        if self._by_fields and not by_tokens and not any(observer.sees_samples for observer in self.services.observers):
+        together = self._by_fields and not by_tokens and self.services.store is None
+        if together and not any(observer.sees_samples for observer in self.services.observers):
             result.batch = self._batch_by_fields(job)
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
@@ -168,7 +169,7 @@ class BatchRunner(JobRunner):
 
     def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
         """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
-        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
+        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
         if any(observer.times_samples for observer in self.services.observers):
             return None
@@ -229,7 +230,8 @@ class BatchRunner(JobRunner):
         places = list[Address]()
         first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
         batch_index = number if self.batched else None
-        made_of = self.make if attempt or self.samples_draw else self._watched
+        watches = not attempt and not self.samples_draw and self.services.store is None
+        made_of = self._watched if watches else self.make
         for address, made in zip(addresses, made_of(addresses, context, first, batch_index), strict=True):
             tried = first
             row: FailureStreak | None = None
