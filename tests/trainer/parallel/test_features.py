@@ -94,7 +94,7 @@ def test_compiled_blocks_make_the_same_run(
     """Traced as for a GPU; only the last stage of compilation, which needs seconds for each graph, is left out."""
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
-    config, steps = dataclasses.replace(BASE, num_layers=2), make_steps(("mixed", "packed"))[:2]
+    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(("mixed", "packed"))[:2]
 
     def run(rank: int, compile: bool) -> Any:
         model = dataclasses.replace(config, compile=compile)
