@@ -87,7 +87,7 @@ def test_the_segments_of_documents_cover_the_queries_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [pytest.param(Layout(), marks=pytest.mark.nightly), Layout(tp=2, sp=True)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), pytest.param(Layout(tp=2, sp=True), marks=pytest.mark.nightly)], ids=str)
 def test_compiled_blocks_make_the_same_run(
     run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout
 ) -> None:
