@@ -139,9 +139,9 @@ class WorkerConfig:
     rank: int
     world_size: int
     num_workers: int = 0
-    workers: RemoteWorkers | str | None = None
     data_parallel_group: ProcessGroup | None = None
     _: KW_ONLY
+    workers: RemoteWorkers | str | None = None
     seed_offset: int = 0
     loads_data: bool = True
     saves_state: bool = True

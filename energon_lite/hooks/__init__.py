@@ -4,6 +4,7 @@ from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, Pack
 from energon_lite.hooks.checks import check_hooks, check_stores, place_of
 from energon_lite.hooks.context import HookContext, LendingScope, hook_context, lending, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
+from energon_lite.hooks.fingerprint import attributes, code_digests, code_hash
 from energon_lite.hooks.hooks import (
     HOOK_ORDER,
     Hooks,
@@ -26,9 +27,12 @@ __all__ = [
     "LendingScope",
     "PackedSamplesOutput",
     "TaskEncoder",
+    "attributes",
     "basic_sample_keys",
     "check_hooks",
     "check_stores",
+    "code_digests",
+    "code_hash",
     "cook_function",
     "cooker",
     "failure_tolerances",

@@ -215,7 +215,9 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
         In ``select_samples_to_pack`` and ``pack_selected_samples``, it is the number of the buffer or the pack.
         """
-        index = current_context("current_sample_index").sample_index
+        context = current_context("current_sample_index")
+        context.asked = context.asked or "sample"
+        index = context.sample_index
         if index is None:
             raise WrongHookError(
                 "current_sample_index was asked for in a batch hook", fix="use current_batch_index there"
@@ -233,7 +235,9 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         Raises:
             WrongHookError: the number is unknown; the error ends the iteration.
         """
-        index = current_context("current_batch_index").batch_index
+        context = current_context("current_batch_index")
+        context.asked = "batch"
+        index = context.batch_index
         if index is None:
             raise WrongHookError(
                 "current_batch_index was asked for in a hook of a sample of which it is not known which batch it goes "

@@ -51,11 +51,14 @@ class HookContext:
         batch_index: number of the micro-batch in its pass, counted over all ranks.
         cache: the loader's cache pool; None: a pool that stores nothing.
         worker_config: the loader's worker configuration, returned by ``WorkerConfig.active_worker_config``.
+
+    Attributes:
+        asked: the number that a hook has asked for: "sample" or "batch"; "": none.
     """
 
     __slots__ = (
         *("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
-        *("batch_index", "cache", "sample_index", "worker_config"),
+        *("asked", "batch_index", "cache", "sample_index", "worker_config"),
     )
 
     def __init__(
@@ -79,6 +82,7 @@ class HookContext:
         self._seeded = False
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
+        self.asked = ""
         self.sample_index = sample_index
         self.batch_index = batch_index
         return self
@@ -121,6 +125,17 @@ class HookContext:
         if not self._seeded:
             self._lent.seed(self.seed)
             self._seeded = True
+
+    def has_drawn(self) -> bool:
+        """Return whether hooks asked for ``rng`` or drew from a global generator since the last :meth:`move`.
+
+        The global generators are seeded anew.
+        """
+        if self._rng is not None or not self._seeded or self._lent is None:
+            return self._rng is not None
+        now = _drawn_states()
+        self._lent.seed(self.seed)
+        return now != _drawn_states()
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
@@ -343,6 +358,13 @@ def _states() -> tuple[Any, Any, Any]:
         (_numpys.get_bit_generator(), numpys["has_gauss"], numpys["gauss"]),
         torch.get_rng_state(),
     )
+
+
+def _drawn_states() -> tuple[Any, ...]:
+    """Return states of the global generators that can be compared."""
+    _, (bits, *gauss), torchs = _states()
+    numpys = bits.state["state"]
+    return random.getstate(), numpys["key"].tobytes(), numpys["pos"], *gauss, torchs.numpy().tobytes()
 
 
 def _restore(states: tuple[Any, Any, Any]) -> None:

@@ -11,7 +11,17 @@ from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, Task
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 
 __all__ = [
-    *("HOOK_ORDER", "Hooks", "failure_tolerances", "hook_of", "hooks_of", "is_generator", "is_overridden"),
+    *(
+        "HOOK_ORDER",
+        "Hooks",
+        "code_hash",
+        "described",
+        "failure_tolerances",
+        "hook_of",
+        "hooks_of",
+        "is_generator",
+        "is_overridden",
+    ),
     *("own_hooks", "returns_its_argument", "seeded_hooks"),
 ]
 

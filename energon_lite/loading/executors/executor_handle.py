@@ -198,6 +198,7 @@ class ExecutorHandle:
             "cache": {
                 "memory_hits": reads.memory_hits,
                 "folder_hits": reads.folder_hits,
+                "stored_samples": reads.stored_samples,
                 "requests": reads.requests,
             },
         }

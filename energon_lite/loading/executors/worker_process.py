@@ -40,6 +40,7 @@ __all__ = [
     "TrainerEnd",
     "answer",
     "can_kernel_watch",
+    "end_with_trainer",
     "prefetch",
     "renew_streams",
     "run_jobs",

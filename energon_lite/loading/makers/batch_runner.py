@@ -118,7 +118,8 @@ class BatchRunner(JobRunner):
     def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
         """Put the batch of a job into its result; return the addresses of its samples."""
         by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
-        if self._by_fields and not by_tokens and not any(observer.sees_samples for observer in self.services.observers):
+        together = self._by_fields and not by_tokens and self.services.store is None
+        if together and not any(observer.sees_samples for observer in self.services.observers):
             result.batch = self._batch_by_fields(job)
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
@@ -167,7 +168,7 @@ class BatchRunner(JobRunner):
 
     def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
         """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
-        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
+        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
         if any(observer.times_samples for observer in self.services.observers):
             return None

@@ -40,6 +40,7 @@ from energon_lite.loading.makers.hook_errors import (
 from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
+from energon_lite.loading.makers.sample_store import ReadSample, StoredSample
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler
@@ -170,7 +171,7 @@ class JobRunner:
 
     def read(
         self, addresses: Sequence[Address], attempt: int = 0, *, together: int = sys.maxsize
-    ) -> Iterable[tuple[Address, Rows, int]]:
+    ) -> Iterable[ReadSample]:
         """Read samples. For each address, yield the rows that contain its sample, and the index in these rows.
 
         Args:
@@ -185,6 +186,11 @@ class JobRunner:
             portions = (addresses[start : start + together] for start in range(0, len(addresses), together))
             return chain.from_iterable(self.read(some, attempt, together=together) for some in portions)
         wanted = addresses if not attempt else [self.replacement(address, attempt) for address in addresses]
+        store = self.services.store
+        return self.rows(addresses, wanted) if store is None else store.read(self.rows, addresses, wanted)
+
+    def rows(self, addresses: Sequence[Address], wanted: Sequence[Address]) -> Iterable[ReadSample]:
+        """Return the rows for each address that contain the sample at its wanted address, and the index in these."""
         rows, places = self.read_together(wanted)
         if len(rows) == 1:
             return zip(addresses, repeat(*rows.values()), range(len(addresses)), strict=False)
@@ -197,6 +203,7 @@ class JobRunner:
         """Start to fetch samples from slow storage that will be made soon. Does not wait; changes no sample."""
         if self.reads_ahead:
             leaves = self.leaves
+            addresses = addresses if self.services.store is None else self.services.store.missing(addresses)
             fetch_samples(((leaves[leaf].reader, index) for leaf, index, *_ in addresses), wait=False)
 
     def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
@@ -228,28 +235,27 @@ class JobRunner:
 
     def made(
         self,
-        rows: Rows,
+        rows: Rows | StoredSample,
         at: int,
         address: Address,
         key: tuple[Any, ...],
         context: HookContext,
         batch_index: int | None = None,
     ) -> Any:
-        """Return the sample at an index of ``rows``, or a :class:`Rejected` with the failure."""
-        leaf = rows.leaf
-        index = rows.indices[at]
+        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure."""
+        leaf = self.leaves[address[0]]
+        index = at if isinstance(rows, StoredSample) else rows.indices[at]
         epoch = address[2]
         number = epoch * leaf.length + index
         context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
         try:
-            is_tried = not self.services.observers
-            sample = rows.sample(at, key) if is_tried else None
-            if sample is None or rows.columns is None:
-                name, sample = self.load(rows, at, key, is_tried=is_tried)
+            if isinstance(rows, StoredSample):
+                sample = rows.value
+                set_restore_key(sample, key)
             else:
-                name = rows.columns.keys[at]
-            for hook, function in self.sample_hooks:
-                sample = self.guarded(hook, leaf.name, name, sample, function, sample)
+                sample = self._hooked(rows, at, key)
+                if self.services.store is not None:
+                    self.services.store.add((address[0], index, epoch), sample, key, context)
             if not self.hooks.batched:
                 set_restore_key(sample, key)
             if len(address) > 3:
@@ -259,6 +265,18 @@ class JobRunner:
             return sample
         except Rejected as rejected:
             return rejected
+
+    def _hooked(self, rows: Rows, at: int, key: tuple[Any, ...]) -> Any:
+        """Return the sample at an index of ``rows``, after the sample hooks."""
+        is_tried = not self.services.observers
+        sample = rows.sample(at, key) if is_tried else None
+        if sample is None or rows.columns is None:
+            name, sample = self.load(rows, at, key, is_tried=is_tried)
+        else:
+            name = rows.columns.keys[at]
+        for hook, function in self.sample_hooks:
+            sample = self.guarded(hook, rows.leaf.name, name, sample, function, sample)
+        return sample
 
     def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
         """Return the name of a sample, and the sample before the hooks (but cooked).

@@ -81,9 +81,9 @@ def test_an_attention_that_cannot_keep_documents_apart_says_so(run_ranks: RunRan
 
 
 def test_the_segments_of_documents_cover_the_queries_once() -> None:
-    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, -1, -1]])
-    assert document_segments(documents, 0, 6) == [[(0, 0, 2), (2, 2, 5), (5, 5, 6)], [(0, 0, 4), (4, 4, 6)]]
-    assert document_segments(documents, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
+    lengths = [[2, 3, 1], [4, 2]]
+    assert document_segments(lengths, 0, 6) == [[(0, 0, 2), (2, 2, 5), (5, 5, 6)], [(0, 0, 4), (4, 4, 6)]]
+    assert document_segments(lengths, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
 
 
 @pytest.mark.slow
