@@ -4,13 +4,12 @@ from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, Pack
 from energon_lite.hooks.checks import check_hooks, check_stores, place_of
 from energon_lite.hooks.context import HookContext, hook_context, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
+from energon_lite.hooks.fingerprint import attributes, code_digests, code_hash
 from energon_lite.hooks.global_generators import LendingScope, lending
 from energon_lite.hooks.hooks import (
     HOOK_ORDER,
     Hooks,
     always_seeded,
-    code_hash,
-    described,
     failure_tolerances,
     hooks_of,
     is_overridden,
@@ -31,13 +30,14 @@ __all__ = [
     "PackedSamplesOutput",
     "TaskEncoder",
     "always_seeded",
+    "attributes",
     "basic_sample_keys",
     "check_hooks",
     "check_stores",
+    "code_digests",
     "code_hash",
     "cook_function",
     "cooker",
-    "described",
     "failure_tolerances",
     "hook_context",
     "hooks_of",
