@@ -3,8 +3,8 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
-``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
-with it.
+``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``, ``WORKERS``. A guest that is deleted takes
+its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -29,7 +29,7 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from energon_lite.errors import ConfigError, UsageError, did_you_mean
 
@@ -39,6 +39,7 @@ __all__ = [
     "Command",
     "Decoder",
     "PrepareStep",
+    "RemoteWorkers",
     "SourceFormat",
     "batch_paths",
     "blend_openers",
@@ -57,6 +58,7 @@ __all__ = [
     "state_readers",
     "storage_guest",
     "storage_guests",
+    "workers",
 ]
 
 
@@ -154,6 +156,12 @@ class PrepareStep(NamedTuple):
     options: str
 
 
+class RemoteWorkers:
+    """Base class of descriptions of workers elsewhere; ``kind`` is their entry in the table ``WORKERS``."""
+
+    kind: ClassVar[str] = ""
+
+
 def commands() -> dict[str, Command]:
     """Return the commands of all guests, by name."""
     return _merged("COMMANDS")
@@ -225,6 +233,16 @@ def metadataset_keys() -> dict[str, str]:
     :class:`~energon_lite.loading.blend_weights.ScheduleGuest`.
     """
     return _merged("METADATASET_KEYS")
+
+
+def workers() -> dict[str, str]:
+    """Return the pools with workers elsewhere of all guests, by the kind of the workers. Table ``WORKERS``.
+
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.executors.executor_handle.PoolRequest`;
+    returns an :class:`~energon_lite.loading.executors.executor.Executor`. The kind is that of a
+    :class:`RemoteWorkers`, or the beginning of a text: ``tcp://host:port``.
+    """
+    return _merged("WORKERS")
 
 
 #: By key of a metadataset: the work of its guest, and the extra of this library that does it, for messages.

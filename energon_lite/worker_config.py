@@ -9,9 +9,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
+from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import TopologyError, UsageError, check_choice
 from energon_lite.launcher import place_without_group
 
@@ -93,7 +94,14 @@ class _ActiveConfig:
         return ACTIVE_CONFIG.get() or owner._activated or owner._asked
 
 
-@dataclass(kw_only=True, slots=True)
+class RankMesh(Protocol):
+    """A mesh that has torch's with the same axes, or None if there is one rank, such as the trainer's."""
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None: ...
+
+
+@dataclass(slots=True)
 class WorkerConfig:
     """Place of this process among those that load data.
 
@@ -103,6 +111,8 @@ class WorkerConfig:
         rank: data-parallel rank, 0 <= rank < world_size.
         world_size: number of data-parallel ranks.
         num_workers: worker processes of this rank; 0: load in the calling process. It has no effect on the batches.
+        workers: further workers, elsewhere, for what local ones cannot do in time: a
+            :class:`~energon_lite.extras.remote_workers.TcpWorkers` or ``"tcp://host:port"``. No effect on the batches.
         data_parallel_group: the group of the data-parallel ranks (one per tensor-parallel rank); used only by
             ``save_state_global`` and ``restore_state_global``. None: the default group.
         seed_offset: the seed of the run. It determines the order and the augmentations.
@@ -122,7 +132,7 @@ class WorkerConfig:
         UsageError: a number is negative, or ``worker_debug_path`` has an unknown field.
 
     Example:
-        >>> WorkerConfig(rank=0, world_size=1, num_workers=2).num_workers
+        >>> WorkerConfig(0, 1, 2).num_workers
         2
     """
 
@@ -130,6 +140,8 @@ class WorkerConfig:
     world_size: int
     num_workers: int = 0
     data_parallel_group: ProcessGroup | None = None
+    _: KW_ONLY
+    workers: RemoteWorkers | str | None = None
     seed_offset: int = 0
     loads_data: bool = True
     saves_state: bool = True
@@ -194,7 +206,7 @@ class WorkerConfig:
     def for_workers(self) -> WorkerConfig:
         """Copy that can be sent to a worker: without process groups and handlers that only the trainer calls."""
         sent = copy.copy(self)
-        sent.data_parallel_group = sent.restore_error_handler = None
+        sent.data_parallel_group = sent.restore_error_handler = sent.workers = None
         if self.replica is not None:
             sent.replica = replace(self.replica, groups={})
         return sent
@@ -318,7 +330,7 @@ class WorkerConfig:
     @classmethod
     def from_mesh(
         cls,
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | RankMesh,
         *,
         num_workers: int = 4,
         seed_offset: int = 0,
@@ -332,7 +344,7 @@ class WorkerConfig:
         and ``tp`` coordinates are all 0, and can be restored on every rank.
 
         Args:
-            mesh: the mesh, with named dimensions.
+            mesh: the mesh, with named dimensions; or the trainer's, from ``build_mesh``.
             num_workers: worker processes of each rank that loads.
             seed_offset: the seed of the run.
             share: ``load``: tensor- and context-parallel peers load the same batches, each for itself; ``broadcast``:
@@ -353,19 +365,22 @@ class WorkerConfig:
         """
         check_choice("share", share, get_args(Share))
         check_choice("stages", stages, get_args(Stages))
-        names = mesh.mesh_dim_names or ()
+        devices: Any = getattr(mesh, "device_mesh", mesh)
+        if devices is None:
+            return cls(0, 1, num_workers, seed_offset=seed_offset)
+        names = devices.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:
             fix = f"name the dimensions with mesh_dim_names, among {', '.join(_MESH_DIMENSIONS)}"
             raise TopologyError(f"a mesh with dimensions {list(names) or 'without names'}", fix=fix)
-        coordinates = mesh.get_coordinate()
+        coordinates = devices.get_coordinate()
         if coordinates is None:
             raise TopologyError("this rank is not part of the mesh", fix="build the loader only on ranks of the mesh")
         at = dict(zip(names, coordinates, strict=True))
-        sizes = dict(zip(names, mesh.shape, strict=True))
+        sizes = dict(zip(names, devices.shape, strict=True))
         replica = Replica(
             coordinates={axis: at[axis] for axis in names if axis != "dp"},
-            groups={axis: mesh.get_group(axis) for axis in names if axis != "dp" and sizes[axis] > 1},
+            groups={axis: devices.get_group(axis) for axis in names if axis != "dp" and sizes[axis] > 1},
             stages=sizes.get("pp", 1),
             share=share,
             stages_with_data=stages,
@@ -375,7 +390,7 @@ class WorkerConfig:
             rank=at.get("dp", 0),
             world_size=sizes.get("dp", 1),
             num_workers=num_workers,
-            data_parallel_group=mesh.get_group("dp") if "dp" in names else None,
+            data_parallel_group=devices.get_group("dp") if "dp" in names else None,
             seed_offset=seed_offset,
             loads_data=replica.needs_data,
             saves_state=replica.is_first,

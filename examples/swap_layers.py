@@ -26,7 +26,7 @@ from energon_lite.trainer import (
     register_norm,
 )
 from energon_lite.trainer.models.attention_functions import dense_mask
-from energon_lite.trainer.models.sequence import Run
+from energon_lite.trainer.models.registry import Run
 
 
 def their_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:

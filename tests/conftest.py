@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from tests.testing import TEXT_YAML, load_profile, text_dataset, write_dataset
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Tests run beside each other, and tensors are small: more threads only wait for each other. For the programs, too.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = re.findall(r"(not +)?\bgpu\b", config.option.markexpr or "")
     if "" not in chosen:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what stays to the end, here and in ranks and workers that are forked."""
+    gc.collect()
+    gc.freeze()
 
 
 def blend_yaml(path: Path, leaves: Sequence[tuple[str, float]], **splits: Any) -> Path:

@@ -1,7 +1,7 @@
 """Door of the tests: data sets by hand, loaders of one rank, commands run here, accidents, kills and limits of time.
 
-``HYPOTHESIS_PROFILE`` chooses how much is tried: ``default``; ``check``, a fifth of the examples, for the inner loop;
-``nightly``, twenty times as many, others each time.
+``HYPOTHESIS_PROFILE`` chooses how many of the examples are tried that tests give: ``default``, two of five; ``check``,
+one of five, for the inner loop; ``full``, all; ``nightly``, twenty times as many, others each time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def text_dataset(path: Path, count: int, *, shards: int = 1, prefix: str = "") -
     )
 
 
-#: Examples of a test that says nothing else, in the default profile.
+#: Examples of a test that says nothing else, where all are tried.
 _USUAL = 50
 
 
@@ -127,17 +127,18 @@ def load_profile() -> None:
         "default",
         deadline=None,
         derandomize=True,
-        max_examples=_USUAL,
+        max_examples=_USUAL * 2 // 5,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
     )
     default = settings.get_profile("default")
     settings.register_profile("check", parent=default, max_examples=_USUAL // 5)
+    settings.register_profile("full", parent=default, max_examples=_USUAL)
     settings.register_profile("nightly", parent=default, derandomize=False, max_examples=_USUAL * 20)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def examples(count: int) -> int:
-    """Examples of a test that tries ``count`` in the default profile.
+    """Examples of a test, of the ``count`` that it tries in the profile ``full``.
 
     Example:
         >>> @settings(max_examples=examples(200))

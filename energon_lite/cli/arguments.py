@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import sys
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ExistingPath",
     "batching_argument",
-    "code_hash",
     "job_options",
     "json_object",
     "local_dataset",
@@ -135,20 +133,6 @@ def make_task_encoder(text: str) -> TaskEncoder:
         ) from error
     check_hooks(encoder)
     return encoder
-
-
-def code_hash(encoder: TaskEncoder) -> str:
-    """Hash the files that define the encoder's classes and cookers, without those of this library."""
-    names = {cls.__module__ for cls in type(encoder).__mro__}
-    names |= {cooker.cook.__module__ for cooker in encoder.cookers}
-    names -= {"builtins", "abc", "typing"}
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(name for name in names if name.partition(".")[0] != "energon_lite"):
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and os.path.isfile(path):
-            with open(path, "rb") as file:
-                digest.update(name.encode() + b"\0" + file.read())
-    return digest.hexdigest()
 
 
 def json_object(text: str | None, option: str, example: str) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from energon_lite.cli.arguments import (
-    code_hash,
     job_options,
     json_object,
     local_dataset,
@@ -26,6 +25,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError, counted
+from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport

@@ -11,8 +11,9 @@ A hook may raise :class:`~energon_lite.SkipSample`; any other exception counts a
 processes, for any sample, in any order, and possibly twice (if a worker died): they should depend only on their
 arguments and on their randomness. The randomness is ``self.rng`` and the *global* generators of Python, numpy and torch
 (CPU). The global generators are seeded for this sample (or batch) before a hook, and restored to the caller's state
-after it. User hooks are seeded unless they are marked ``@stateless(restore_seeds=False)``, which saves some
-microseconds.
+after it. Hooks of samples that draw nothing from them in the first batch are not seeded any more; as soon as one draws,
+the hooks of its batch run again, with seeds, and from then on all are seeded. ``@stateless(restore_seeds=True)`` has a
+hook seeded always, and False never.
 
 A hook may be a generator function (written with ``yield``) if its description says so; then it determines the number of
 results.
@@ -215,7 +216,9 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
         In ``select_samples_to_pack`` and ``pack_selected_samples``, it is the number of the buffer or the pack.
         """
-        index = current_context("current_sample_index").sample_index
+        context = current_context("current_sample_index")
+        context.asked = context.asked or "sample"
+        index = context.sample_index
         if index is None:
             raise WrongHookError(
                 "current_sample_index was asked for in a batch hook", fix="use current_batch_index there"
@@ -233,7 +236,9 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         Raises:
             WrongHookError: the number is unknown; the error ends the iteration.
         """
-        index = current_context("current_batch_index").batch_index
+        context = current_context("current_batch_index")
+        context.asked = "batch"
+        index = context.batch_index
         if index is None:
             raise WrongHookError(
                 "current_batch_index was asked for in a hook of a sample of which it is not known which batch it goes "

@@ -35,6 +35,7 @@ from energon_lite.loading.iterators.planned_iterator import iterator_class
 from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.report import Report
+from energon_lite.loading.makers.sample_store import SampleStore
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
@@ -72,6 +73,7 @@ class DataLoader:
             :class:`~energon_lite.extras.inspect.PrometheusEndpoint`. The caller closes them.
         cache_pool: cache for cookers with ``need_cache=True``, and ``self.cache`` of other hooks; such as a
             :class:`~energon_lite.extras.media.FileStoreCachePool`. Its files are deleted when the loader is closed.
+        sample_store: :class:`~energon_lite.extras.remote.SampleStore` of encoded samples, for other runs and epochs.
         trace: file that gets a line for each batch: times of request and delivery, worker, seconds by stage, samples.
             ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
@@ -105,6 +107,7 @@ class DataLoader:
         quarantine: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
         cache_pool: CachePool | None = None,
+        sample_store: SampleStore | None = None,
         observers: Iterable[BatchObserver] = (),
     ):
         if not isinstance(dataset, SavableDataset):
@@ -133,12 +136,15 @@ class DataLoader:
         self._runner = runner
         runner.services.cache_pool = self._cache_pool
         runner.services.worker_config = config
+        if sample_store is not None:
+            runner.services.store = sample_store.opened(runs.leaves, encoder, runner.hooks, runner.seed)
         runner.services.failures = self._report.log
         timed = self._observers.times_stages
-        options = PoolOptions(
-            start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
-        )
-        self._workers = ExecutorHandle(runner, num_workers, options, work)
+        limits = watchdog_timeout_seconds, on_timeout, max_bytes_in_flight
+        options = PoolOptions(start_method, *limits, timed, prefetch_factor)
+        others = None if start_method == "main" else config.workers
+        elsewhere = None if others is None else (others, runs.identity.to_plain())
+        self._workers = ExecutorHandle(runner, num_workers, options, work, elsewhere)
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator = iterator_class(runs)(
@@ -149,8 +155,7 @@ class DataLoader:
         request = PathRequest(results, self._dataset_iterator, runner, config, work, check_peers=check_peers)
         self._path = self._path_of_rank = path_of_rank(request)
         self._path_request = replace(request, before=self._path)
-        self._batches = 0
-        self._wait_seconds = 0.0
+        self._batches, self._wait_seconds = 0, 0.0
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
         runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
@@ -158,9 +163,8 @@ class DataLoader:
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        return map(
-            self._next, repeat(ForLoop())
-        )  # an iterator without a frame, so that threads may call it concurrently
+        # An iterator without a frame, so that threads may call it concurrently.
+        return map(self._next, repeat(ForLoop()))
 
     def _next(self, loop: ForLoop) -> Any:
         """Return the next batch of a loop."""

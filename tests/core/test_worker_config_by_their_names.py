@@ -35,6 +35,7 @@ def test_what_it_says_of_itself() -> None:
     config = WorkerConfig(rank=1, world_size=4, num_workers=3, worker_log_level=0)
     plain = {"rank": 1, "world_size": 4, "num_workers": 3, "data_parallel_group": None}
     assert json.loads(json.dumps(config.config())) == plain
+    assert WorkerConfig(1, 4, 3, None) == config, "by place, as there"
     assert config.global_rank() == 1 and config.global_worker_id(2) == 5
     seeds = {config.worker_seed(number) for number in range(3)}
     other = WorkerConfig(rank=1, world_size=4, num_workers=3, seed_offset=1)

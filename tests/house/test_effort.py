@@ -18,7 +18,7 @@ def test_numbers_of_examples_follow_the_profile() -> None:
 
 def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        for profile, count in (("default", 200), ("check", 40), ("nightly", 4000)):
+        for profile, count in (("default", 80), ("check", 40), ("full", 200), ("nightly", 4000)):
             monkeypatch.setenv("HYPOTHESIS_PROFILE", profile)
             load_profile()
             assert (examples(200), examples(0)) == (count, 1)

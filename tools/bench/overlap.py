@@ -105,7 +105,7 @@ def ours(seconds: float, mesh: ParallelMesh, reduce: str, *, overlap: bool = Tru
             backward(net)
             if overlap:
                 optimizer.end_micro_batch()
-        optimizer.step(1e-4)
+        optimizer.step(lr=1e-4)
         if not overlap:
             optimizer.wait_parameters()
 

@@ -74,14 +74,9 @@ def make_batch(config: ModelConfig, arguments: argparse.Namespace, *, packed: bo
     tokens = torch.randint(0, config.vocab_size, sizes, generator=generator).to(device())
     begins = torch.rand(arguments.batch, arguments.length, generator=generator) < 4 / arguments.length
     return MultimodalBatch(
-        __key__=[""] * arguments.batch,
-        __restore_key__=(),
         tokens=tokens[:, :-1].contiguous(),
         labels=tokens[:, 1:].contiguous(),
         loss_mask=torch.ones(arguments.batch, arguments.length, device=device()),
-        image=torch.zeros(0, 3, 0, 0, device=device()),
-        image_rows=(none := torch.zeros(0, dtype=torch.int64, device=device())),
-        image_starts=none,
         documents=begins.long().cumsum(1).to(device()) if packed else None,
     )
 

@@ -116,6 +116,12 @@ PAGES = (
     Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",), brief=True),
     Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",), brief=True),
     Page(
+        "remote",
+        "Store of samples",
+        "See [the loader](../loader.md#a-store-of-samples).",
+        ("energon_lite.extras.remote",),
+    ),
+    Page(
         "blends",
         "Blends",
         "See [changing the blend](../cookbook/changing_the_blend.md).",

@@ -3,31 +3,22 @@
 For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
 single sample. All missing ranges of a job are requested at the same time.
 
-Each range in the folder is a file: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum covers the file's
-name and the bytes, and is verified whenever a process takes the range from the folder. Therefore nothing has to be
-flushed to the disk: files that a power failure cut short, or that were replaced, are fetched again. Folders and files
-are readable by their owner only, and files of other users are not read.
+Each range in the folder is a file of a :class:`~energon_lite.extras.remote.checked_folder.CheckedFolder`.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import logging
 import os
-import stat
-import struct
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError
+from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.fetches import Fetch, Fetches
 from energon_lite.extras.remote.remote_files import reads_in_loop
 from energon_lite.extras.remote.url_files import explained, read_in_loop
-from energon_lite.storage.files.atomic_file import only_one, replacing
-from energon_lite.storage.files.byte_ranges import map_file
+from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, shared_store
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead
@@ -36,12 +27,8 @@ __all__ = ["RangeCache", "shared_range_cache"]
 
 _log = logging.getLogger(__name__)
 
-_HEADER = struct.Struct("<8sI4x")
-_MAGIC = b"ENRGLRNG"
 #: Lock files in a cache folder; the name of a range decides which of them guards it.
 _LOCKS = 256
-#: The share of a full folder that is kept when the ranges unused for longest are removed.
-_KEEP = 0.9
 #: Seconds to wait for another process that fetches a range; after that this process fetches it as well.
 _PATIENCE = 60.0
 
@@ -71,9 +58,10 @@ class RangeCache:
             self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
         )
         self._fetches = self._requests
-        self._folder = None
+        self._folder: CheckedFolder | None = None
+        self._told = False
         if settings.folder is not None:
-            self._folder = _Folder(settings.folder, settings.folder_bytes)
+            self._folder = CheckedFolder(settings.folder, settings.folder_bytes, option="read_ahead")
             self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
 
     def prefetch(self, ranges: Iterable[ShardRange]) -> None:
@@ -158,7 +146,29 @@ class RangeCache:
         path, identity = one.shard
         if is_remote(path) and not identity.version:  # the folder may have a range of an earlier object
             return memoryview(self._from_store(one))
-        return self._folder.get(one, self._from_store)
+        key = repr(tuple(one)).encode("utf-8", "surrogateescape")
+        file = self._folder.place(key)
+        data = self._folder.find(file, one.size)
+        if data is not None:
+            COUNTS.folder_hits += 1
+            return data
+        try:
+            # One process fetches, the others wait and read its file.
+            place = os.path.join(self._folder.path, f"{int(os.path.basename(file)[:8], 16) % _LOCKS:03d}")
+            with only_one(place, mode=0o600, patience=_PATIENCE):
+                data = self._folder.find(file, one.size)
+                if data is None:
+                    fetched = self._from_store(one)
+                    data = memoryview(fetched)
+                    self._folder.write(file, fetched)
+                return data
+        except OSError as error:
+            if isinstance(error, EnergonLiteError):
+                raise
+            if not self._told:
+                self._told = True
+                _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._folder.path, error)
+            return data if data is not None else memoryview(self._from_store(one))
 
     def _from_store(self, one: ShardRange) -> bytes:
         [fetch] = self._requests.start([one])
@@ -187,130 +197,6 @@ def _loop_of(one: ShardRange) -> Any:
     if key not in _loops:
         _loops[key] = reads_in_loop(path) if is_remote(path) else None
     return _loops[key]
-
-
-class _Folder:
-    """A folder of ranges, one file each. Any number of processes may read, write and clean it up at the same time."""
-
-    def __init__(self, path: str, limit: int):
-        self._path = os.path.abspath(os.path.expanduser(path))
-        self._limit = limit
-        try:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            with suppress(FileExistsError):
-                os.mkdir(self._path, 0o700)
-            if not os.path.isdir(self._path):
-                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
-        except OSError as error:
-            raise UsageError(
-                f"read_ahead: the folder cannot be used: {error.strerror or error}",
-                where=self._path,
-                fix="give a folder that this process can write to",
-            ) from error
-        #: Files whose contents were not as they had been written.
-        self.damaged = 0
-        #: Bytes written by this process since it last measured the folder.
-        self._written = limit
-        self._told = False
-
-    def get(self, one: ShardRange, read: Callable[[ShardRange], bytes]) -> memoryview:
-        name = hashlib.sha256(repr(tuple(one)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
-        path = os.path.join(self._path, name[:2], name)
-        data = self._map(path, one)
-        if data is not None:
-            COUNTS.folder_hits += 1
-            return data
-        try:
-            # One process fetches, the others wait and read its file.
-            place = os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}")
-            with only_one(place, mode=0o600, patience=_PATIENCE):
-                data = self._map(path, one)
-                return self._write(path, read(one)) if data is None else data
-        except OSError as error:
-            if isinstance(error, EnergonLiteError):
-                raise
-            if not self._told:
-                self._told = True
-                _log.warning("the cache folder %s cannot be used (%s); reading on without it", self._path, error)
-            return memoryview(read(one))
-
-    def _map(self, path: str, one: ShardRange) -> memoryview | None:
-        """Map the file of a range if it exists and is intact; a damaged one is removed."""
-        with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
-            size = os.fstat(file.fileno()).st_size
-            view = map_file(file.fileno()) if size == _HEADER.size + one.size else memoryview(b"")
-            data = view[_HEADER.size :]
-            if bytes(view[: _HEADER.size]) == _header(path, data):
-                os.utime(file.fileno())  # the time of last use, by which ranges are removed
-                return data
-            self.damaged += 1
-            if self.damaged == 1:
-                _log.warning("a range in the cache folder is damaged, it is fetched again (logged once): %s", path)
-            os.unlink(path)
-        return None
-
-    def _write(self, path: str, data: bytes) -> memoryview:
-        self._written += len(data)
-        if self._written > self._limit * (1 - _KEEP):
-            self._make_room(len(data))
-        _make_own(os.path.dirname(path))
-        with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
-            file.write(_header(path, data))
-            file.write(data)
-        return memoryview(data)
-
-    def _make_room(self, size: int) -> None:
-        """Remove ranges until the folder may grow by a tenth before the next check (each process checks for itself)."""
-        self._written = size
-        files = []
-        for place, _, names in os.walk(self._path):
-            for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
-                with suppress(OSError):
-                    status = os.stat(path)
-                    files.append((status.st_mtime_ns, status.st_size, path))
-        total = size + sum(bytes_of for _, bytes_of, _ in files)
-        for _, bytes_of, path in sorted(files):
-            if total <= _KEEP * self._limit:
-                break
-            with suppress(OSError):  # another process has removed it already
-                os.unlink(path)
-            total -= bytes_of
-
-
-def _header(path: str, data: bytes | memoryview) -> bytes:
-    return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _open_own(path: str, flags: int) -> int:
-    """Open a regular file of this user, following no link, and return its descriptor.
-
-    Raises:
-        OSError: there is something else at the path.
-    """
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise OSError(errno.EPERM, f"{path} is not a file of this user")
-    return fd
-
-
-def _make_own(folder: str) -> None:
-    """Create a folder of this user if it does not exist; a link to a folder is refused.
-
-    Raises:
-        OSError: there is something else at the path.
-    """
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        status = os.lstat(folder)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

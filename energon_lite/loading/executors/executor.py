@@ -220,6 +220,11 @@ class Executor(Protocol):
         """Return the number of jobs to submit before their turn, at least ``jobs``: more if jobs are tiny."""
         return jobs
 
+    @property
+    def more_ahead(self) -> int:
+        """Number of jobs to submit before their turn for workers that ``num_workers`` does not count."""
+        return 0
+
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
         """Yield the results of jobs, in order; ``ahead`` of the jobs, or more, are submitted before their turn."""
         tickets = deque[Any]()

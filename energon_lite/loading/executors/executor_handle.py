@@ -8,16 +8,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from energon_lite.errors import WorkerError
+from energon_lite.entry_points import RemoteWorkers, load, workers
+from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.storage.files.shard_store import COUNTS
 
-__all__ = ["ExecutorHandle"]
+__all__ = ["ExecutorHandle", "PoolRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,42 @@ class OwnWatchdog:
             on_hang()
 
 
+class PoolRequest(NamedTuple):
+    """Arguments of a pool with workers elsewhere.
+
+    Args:
+        runner, num_workers, options, work: those of a :class:`~energon_lite.loading.executors.worker_pool.WorkerPool`.
+        described: description of the workers elsewhere.
+        identity: identity of the data set, as it is stored in states.
+    """
+
+    runner: JobRunner
+    num_workers: int
+    options: PoolOptions
+    work: WorkSeconds
+    described: RemoteWorkers | str
+    identity: Mapping[str, Any]
+
+
+def _pool_of(described: RemoteWorkers | str) -> Callable[[PoolRequest], Executor]:
+    """Return the function of a guest that opens a pool with workers elsewhere.
+
+    Raises:
+        UsageError: no guest has such workers.
+    """
+    kind = described.partition("://")[0] if isinstance(described, str) else described.kind
+    target = workers().get(kind)
+    if target is None:
+        raise UsageError(
+            f"workers={described!r} of a WorkerConfig: there are no workers of the kind {kind!r}",
+            fix=f"give one of: {', '.join(sorted(workers()))}"
+            if workers()
+            else "install energon_lite with energon_lite/extras/remote_workers",
+        )
+    opens: Callable[[PoolRequest], Executor] = load(target)
+    return opens
+
+
 class ExecutorHandle:
     """Handle that starts and stops the workers.
 
@@ -98,23 +136,34 @@ class ExecutorHandle:
         num_workers: number of workers; 0: this process runs the jobs.
         options: options for starting, watching and limiting the workers.
         work: record of the workers' time, including that of workers that were stopped.
+        elsewhere: workers elsewhere, and the identity of the data set as it is stored in states; None: none.
 
     Raises:
-        UsageError: the hooks cannot be run in threads.
+        UsageError: the hooks cannot be run in threads; or there are no such workers.
     """
 
-    def __init__(self, runner: JobRunner, num_workers: int, options: PoolOptions, work: WorkSeconds):
+    def __init__(
+        self,
+        runner: JobRunner,
+        num_workers: int,
+        options: PoolOptions,
+        work: WorkSeconds,
+        elsewhere: tuple[RemoteWorkers | str, Mapping[str, Any]] | None = None,
+    ):
         self._runner = runner
         self._num_workers = num_workers
         self._options = options
+        request = None if elsewhere is None else PoolRequest(runner, num_workers, options, work, *elsewhere)
+        self._open = None if request is None else partial(_pool_of(request.described), request)
+        self._has_pool = bool(num_workers) or request is not None
         if num_workers and options.start_method == "thread":
-            from energon_lite.loading.executors.worker_handle import check_threads
+            from energon_lite.loading.executors.thread_worker import check_threads
 
             check_threads(runner)
-        if not num_workers and options.trace:
+        if not self._has_pool and options.trace:
             runner.services.observers += (StageTimer(runner.leaves),)
         #: Watchdog of this process, if it runs the jobs itself; None: no watchdog.
-        self.watchdog = None if num_workers or options.watchdog_seconds is None else OwnWatchdog(options)
+        self.watchdog = None if self._has_pool or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
         self.work = work
@@ -149,6 +198,7 @@ class ExecutorHandle:
             "cache": {
                 "memory_hits": reads.memory_hits,
                 "folder_hits": reads.folder_hits,
+                "stored_samples": reads.stored_samples,
                 "requests": reads.requests,
             },
         }
@@ -157,7 +207,9 @@ class ExecutorHandle:
         """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
             COUNTS.take()  # drop the counts of earlier reads in this process
-            if self._num_workers:
+            if self._open is not None:
+                self._executor = self._open()
+            elif self._num_workers:
                 from energon_lite.loading.executors.worker_pool import WorkerPool
 
                 self._executor = WorkerPool(self._runner, self._num_workers, self._options, self.work)
@@ -179,5 +231,5 @@ class ExecutorHandle:
 
     def _take_reads(self) -> None:
         """Add the bytes that this process has read since the last timed job, if it runs the jobs."""
-        if self._executor is not None and (not self._num_workers or self._options.start_method == "thread"):
+        if self._executor is not None and (not self._has_pool or self._options.start_method == "thread"):
             self.work.reads += COUNTS.take()

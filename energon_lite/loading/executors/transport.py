@@ -32,13 +32,16 @@ from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter
 from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = [
-    "Channel",
     "Message",
     "WholeMessages",
+    "led",
+    "message_of",
     "pack",
+    "parts_of",
     "raise_of_worker",
     "raise_unpicklable",
     "receive",
+    "receiving",
     "send",
     "unpack",
     "unsendable",
@@ -77,20 +80,35 @@ def pack(obj: Any) -> Message:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
-    views = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    return message_of([stream.getbuffer(), *(buffer.raw() for buffer in buffers)])
+
+
+def unpack(memory: memoryview) -> Any:
+    """Return the object of a message whose parts are contiguous in ``memory``; its tensors refer to that memory."""
+    structure, *buffers = parts_of(memory)
+    return pickle.loads(structure, buffers=buffers)
+
+
+def message_of(views: Sequence[memoryview]) -> Message:
+    """Return the message that has these parts."""
     table = struct.pack(f"<{1 + len(views)}Q", len(views), *(view.nbytes for view in views))
     parts = [memoryview(table), *views]
     filled = [(part, memoryview(bytes(-part.nbytes % _ALIGNMENT))) for part in parts]
     return [part for pair in filled for part in pair if part.nbytes]
 
 
-def unpack(memory: memoryview) -> Any:
-    """Return the object of a message whose parts are contiguous in ``memory``; its tensors refer to that memory."""
+def parts_of(memory: memoryview) -> list[memoryview]:
+    """Return the parts of a message that are contiguous in ``memory``.
+
+    Raises:
+        ValueError, struct.error: it is no message.
+    """
     (count,) = struct.unpack_from("<Q", memory)
+    if 8 * count >= memory.nbytes:
+        raise ValueError(f"a message of {memory.nbytes} bytes with {count} parts")
     sizes = struct.unpack_from(f"<{count}Q", memory, 8)
     starts = itertools.accumulate(size + -size % _ALIGNMENT for size in (8 + 8 * count, *sizes))
-    structure, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    return pickle.loads(structure, buffers=buffers)
+    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def send(connection: Connection, message: Message, segments: SegmentWriter | None = None) -> None:
@@ -103,10 +121,10 @@ def send(connection: Connection, message: Message, segments: SegmentWriter | Non
         OSError: the other side has closed the pipe.
     """
     number = None if segments is None else segments.write(message)
-    write(connection.fileno(), _led(message, number))
+    write(connection.fileno(), led(message, number))
 
 
-def _led(message: Message, segment: int | None = None) -> Message:
+def led(message: Message, segment: int | None = None) -> Message:
     """Return the parts for the pipe: the size of the message and its segment (0: none); then, if none, the message."""
     lead = struct.pack("<2Q", sum(part.nbytes for part in message), 0 if segment is None else 1 + segment)
     return [memoryview(lead), *(message if segment is None else ())]
@@ -121,7 +139,7 @@ def receive(connection: Connection, segments: SegmentReader | None = None) -> tu
     Raises:
         EOFError, OSError: the other side has closed the pipe.
     """
-    received = next(_receiving(connection.fileno(), segments))
+    received = next(receiving(connection.fileno(), segments))
     assert received is not None  # because the pipe blocks
     return received
 
@@ -151,7 +169,7 @@ class WholeMessages:
         return here[0] >= 16 + int(size)
 
 
-def _receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:
+def receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:
     """Yield the objects that come through a pipe, with their sizes; None: the next one is not complete yet."""
     while True:
         yield (yield from _receive_one(descriptor, segments))
@@ -187,92 +205,38 @@ def _memory(size: int) -> memoryview:
     return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
 
 
-class Channel:
-    """The trainer's end of a worker's pipe: neither sending nor receiving ever waits for the worker.
-
-    Args:
-        connection: the end; it is made non-blocking.
-        segments: segments that the worker uses for large messages.
-    """
-
-    def __init__(self, connection: Connection, segments: SegmentReader):
-        os.set_blocking(connection.fileno(), False)
-        self._connection = connection
-        self._segments = segments
-        self._unsent: Message = []
-        self._received = _receiving(connection.fileno(), segments)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    @property
-    def is_full(self) -> bool:
-        """True if data cannot be sent before the worker has read what was sent earlier."""
-        return bool(self._unsent)
-
-    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
-        """Send jobs with their tickets, or as much of them as the pipe takes; :meth:`flush` sends the rest.
-
-        Args:
-            noted: note each step before it begins, because a worker died, or hung, in this job before.
-
-        Raises:
-            OSError: the worker has ended.
-        """
-        self._unsent += _led(pack((jobs, self._segments.take_released(), noted)))
-        self.flush()
-
-    def flush(self) -> None:
-        """Send the rest of earlier messages, as far as the pipe takes it.
-
-        Raises:
-            OSError: the worker has ended.
-        """
-        write(self.fileno(), self._unsent)
-
-    def receive(self) -> tuple[Any, int] | None:
-        """Return the next object and its size in bytes; None: it is not complete yet.
-
-        Raises:
-            EOFError, OSError: the worker has ended.
-        """
-        return next(self._received)
-
-    def close(self) -> None:
-        self._connection.close()
-        self._segments.close()
-
-
 #: Largest number of samples that a message names.
 _SHOWN = 4
 #: Largest depth of nested containers that are searched.
 _DEPTH = 20
 
 
-def unsendable(result: Any, error: BaseException) -> FatalSampleError:
+def unsendable(result: Any, error: BaseException, packs: Callable[[Any], Message] = pack) -> FatalSampleError:
     """Return the error for the result of a job that cannot be sent.
 
     Args:
         result: the batch, and the other parts of the result.
         error: the error that packing it raised.
+        packs: the function that packs.
     """
     batch = result[0] if isinstance(result, tuple) and result else result
     if isinstance(batch, list) and batch and all(isinstance(entry, Made) for entry in batch):  # batches of a chunk
         parts = [made.batch for made in batch]
         parts += [item.value for made in batch if made.carried is not None for item in made.carried.items]
-        batch = next((part for part in parts if _fails(pack, part)), batch)
-    path, value = _culprit(pack, batch, "", _DEPTH)
+        batch = next((part for part in parts if _fails(packs, part)), batch)
+    path, value = _culprit(packs, batch, "", _DEPTH)
     keys = field_of(batch, "__key__")
     on_device = isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+    sendable = "pickled" if packs is pack else "sent to another machine"
     return FatalSampleError(
         f"a batch cannot be sent from its worker process: {path or 'it'} is {_described(value)}",
         where=f"samples {listed(keys, _SHOWN)}" if isinstance(keys, (list, tuple)) else None,
         fix="let hooks work on the CPU, and have batches copied to the device ahead: "
         'get_savable_loader(dataset).to("cuda")'
         if on_device
-        else f"leave it out, or make it what can be pickled ({str(error) or type(error).__name__}): tensors, arrays, "
-        "texts, numbers, and objects of classes at the top of a module; or do without processes: num_workers=0, or "
-        'start_method="thread"',
+        else f"leave it out, or make it what can be {sendable} ({str(error) or type(error).__name__}): tensors, "
+        "arrays, texts, numbers, and objects of classes at the top of a module; or do without processes: "
+        'num_workers=0, or start_method="thread"',
     )
 
 

@@ -1,100 +1,132 @@
-"""Handle of a worker in its trainer: the process or thread, its pipe and memory, and the jobs that it was given."""
+"""Handles of workers in their trainer: of any kind, with the jobs that it was given; and that of a process."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing import Pipe, forkserver, process
+from multiprocessing import forkserver, process
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors import fork_server, torch_worker_info
+from energon_lite.loading.executors import fork_server
+from energon_lite.loading.executors.channels import Channel, PipeChannel
 from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import SegmentReader, Segments
-from energon_lite.loading.executors.transport import Channel
-from energon_lite.loading.executors.worker_process import STOP_SIGNALS, Answer, answer, can_kernel_watch, serve
-from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.executors.worker_process import STOP_SIGNALS, can_kernel_watch, serve
 from energon_lite.loading.makers.job_runner import JobRunner
-from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
-from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
-from energon_lite.tensors import map_tensors
-from energon_lite.worker_config import set_worker_number
 
-__all__ = ["ProcessHandle", "ThreadHandle", "WorkerHandle", "check_threads", "end_workers", "kill_workers"]
+__all__ = ["LocalHandle", "ProcessHandle", "WorkerHandle", "end_workers", "kill_workers", "trainer_ends"]
 
 logger = logging.getLogger(__name__)
+
+Local = TypeVar("Local", bound="LocalHandle")
 
 #: Seconds after which a worker that is still being started counts as hung. It imports torch and the user's modules.
 _START_SECONDS = 120.0
 #: Seconds to wait for the end of a worker that was killed.
 _KILLED = 5.0
 
-# The trainer's ends of all pipes, with its views of their segments. A forked worker inherits them and closes them at
-# once: a worker would not notice the trainer's end while another process holds such an end open.
-_trainer_ends: weakref.WeakSet[Channel] = weakref.WeakSet()
+#: The trainer's ends of all pipes, with its views of their segments. A forked worker inherits them and closes them at
+#: once: a worker would not notice the trainer's end while another process holds such an end open.
+trainer_ends: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 class WorkerHandle:
-    """Handle of a worker that :meth:`start` starts.
+    """Handle of a worker of any kind. A subclass starts it, and knows how it can end.
+
+    Args:
+        number: number of the worker in its pool.
+        channel: channel to the worker.
+
+    Attributes:
+        tickets: tickets of the jobs that were sent and not answered, oldest first.
+        together: some of them were sent at once, so it is not known which one is running.
+        since: time at which the oldest of them was begun, or later.
+        blame: how much its end counts towards the deaths after which a job is given up.
+    """
+
+    blame = 1.0
+
+    def __init__(self, number: int, channel: Channel):
+        self.number = number
+        self.channel = channel
+        self.tickets: deque[int] = deque()
+        self.together = False
+        self.since = 0.0
+
+    def start(self) -> None:
+        """Start the worker."""
+
+    @property
+    def handles(self) -> list[int]:
+        """Descriptors to be polled: for its answers, and, for a process, for its end."""
+        return [self.channel.fileno()]
+
+    def busy_seconds(self, now: float) -> float:
+        """Return the seconds since its oldest job began."""
+        return now - self.since
+
+    def end_text(self) -> str:
+        """Return how it ended, for messages."""
+        return "ended"
+
+    def last_step(self) -> str:
+        """Return the step of its job that was noted last; "" if there is none."""
+        return ""
+
+    def stacks(self) -> str:
+        """Return the stacks of its threads, or the reason why there are none."""
+        return "(its stack cannot be shown here)"
+
+    def close(self) -> None:
+        """Release what this process has of it; the worker then ends."""
+        self.channel.close()
+
+
+class LocalHandle(WorkerHandle):
+    """Handle of a process or thread of this machine.
 
     Args:
         number: number of the worker in its pool.
         channel: channel to the worker.
         notes: the worker's last step and stacks.
         process: the process or the thread.
-
-    Attributes:
-        tickets: tickets of the jobs that were sent and not answered, oldest first.
-        together: some of them were sent at once, so it is not known which one is running.
-        since: time at which the oldest of them was begun, or later.
     """
 
     def __init__(self, number: int, channel: Channel, notes: WorkerCrashLog, process: Any):
-        self.number = number
-        self.channel = channel
+        super().__init__(number, channel)
         self.notes = notes
         self.process = process
-        self.tickets: deque[int] = deque()
-        self.together = False
-        self.since = 0.0
 
     def start(self) -> None:
-        """Start the process or thread."""
         self.process.start()
 
-    @property
-    def handles(self) -> list[int]:
-        """Descriptors to be polled: for its answers, and, for a process, for its end."""
-        return [self.channel.fileno(), *([self.process.sentinel] if isinstance(self.process, BaseProcess) else ())]
-
     def busy_seconds(self, now: float) -> float:
-        """Return the seconds since its oldest job began; its own start only counts after :data:`_START_SECONDS`."""
-        began = self.notes.began()
+        began = self.notes.began()  # its own start only counts after _START_SECONDS
         return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
+    def last_step(self) -> str:
+        return self.notes.last_step()
+
+    def stacks(self) -> str:
+        return self.notes.stacks(self.process)
+
     def close(self) -> None:
-        """Release the pipe and the memory."""
-        self.channel.close()
+        super().close()
         self.notes.close()
 
 
-class ProcessHandle(WorkerHandle):
+class ProcessHandle(LocalHandle):
     """Handle of a worker that is a process.
 
     Args:
@@ -110,12 +142,12 @@ class ProcessHandle(WorkerHandle):
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
         notes = WorkerCrashLog()
-        channel = Channel(ours, SegmentReader(memory))
+        channel = PipeChannel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":
             _prepare_server(context)
-        inherited = [*_trainer_ends, ours] if method == "fork" else []
-        _trainer_ends.add(channel)
+        inherited = [*trainer_ends, ours] if method == "fork" else []
+        trainer_ends.add(channel)
         watched = (os.getpid(), can_kernel_watch(method))
         made = context.Process(  # type: ignore[attr-defined]
             target=serve,
@@ -133,6 +165,19 @@ class ProcessHandle(WorkerHandle):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._theirs.close()
+
+    @property
+    def handles(self) -> list[int]:
+        return [self.channel.fileno(), self.process.sentinel]
+
+    def end_text(self) -> str:
+        code = self.process.exitcode
+        if code is None or code >= 0:
+            return f"ended with {'an unknown status' if code is None else f'exit code {code}'}"
+        try:
+            return f"ended with {signal.Signals(-code).name}"
+        except ValueError:
+            return f"ended with signal {-code}"
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.process.pid})"
@@ -172,8 +217,10 @@ def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
 
 
 def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
-    """Wait ``patience`` seconds for workers to end, then kill the rest; threads cannot be killed and keep running."""
-    left = [worker for worker in _outlasting(workers, patience) if isinstance(worker.process, BaseProcess)]
+    """Wait ``patience`` seconds for workers of this machine to end, then kill the rest; threads cannot be killed and
+    keep running."""
+    local = [worker for worker in workers if isinstance(worker, LocalHandle)]
+    left = [worker for worker in _outlasting(local, patience) if isinstance(worker, ProcessHandle)]
     for worker in left:
         worker.process.kill()
     for worker in _outlasting(left, _KILLED):
@@ -186,7 +233,7 @@ def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
         getattr(process, "_children", set()).discard(worker.process)
 
 
-def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerHandle]:
+def _outlasting(workers: Sequence[Local], seconds: float) -> list[Local]:
     """Return the workers that are still running after ``seconds``."""
     deadline = time.monotonic() + seconds
     for worker in workers:
@@ -194,131 +241,3 @@ def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerH
         if worker.process.is_alive() and worker.process is not threading.current_thread():
             worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]
-
-
-# Reads, and decoding in C, run in parallel with each other and with the trainer. Python code in hooks does not: it
-# holds the interpreter's lock and slows down the trainer.
-
-
-def check_threads(runner: JobRunner) -> None:
-    """Check that threads can run jobs; warn if its hooks will have to wait for each other.
-
-    Raises:
-        UsageError: threads cannot run them.
-    """
-    if runner.seeded_hooks:
-        logger.warning(
-            "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
-            "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
-            "that do not draw from them @stateless(restore_seeds=False), or use processes.",
-            ", ".join(sorted(runner.seeded_hooks)),
-            type(runner.encoder).__name__,
-        )
-    if reads_ahead(runner.leaves):
-        raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
-
-
-class ThreadHandle(WorkerHandle):
-    """Handle of a worker that is a thread; all of them share the hooks."""
-
-    def __init__(self, number: int, runner: JobRunner, *, trace: bool, peers: int):
-        channel = _ThreadChannel()
-        name = f"energon-lite-thread-{number}"
-        args = (channel, _own(runner), number, trace, peers)
-        thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
-        super().__init__(number, channel, _ThreadCrashLog(), thread)
-
-    def __str__(self) -> str:
-        return f"thread {self.process.name}"
-
-
-class _ThreadChannel(Channel):
-    """Channel to a thread without pickling; its pipe only wakes the trainer, which polls, when there are answers."""
-
-    def __init__(self) -> None:
-        # The writing end is never closed: its descriptor must not be reused while a thread may still write.
-        self._connection, self._writer = Pipe(duplex=False)
-        os.set_blocking(self.fileno(), False)
-        self._unsent = []
-        self.jobs: SimpleQueue[Sequence[tuple[int, Job]] | None] = SimpleQueue()
-        self._answers: deque[tuple[Any, int]] = deque()
-
-    def send(self, jobs: Sequence[tuple[int, Job]], *, noted: bool) -> None:
-        self.jobs.put(jobs)
-
-    def receive(self) -> tuple[Any, int] | None:
-        with suppress(BlockingIOError):
-            os.read(self.fileno(), 1 << 16)  # an answer is in the queue before its byte is in the pipe
-        return self._answers.popleft() if self._answers else None
-
-    def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
-        """Send answers; called by the thread."""
-        ((_, ok, value),) = answers
-        self._answers.append(((answers, seconds, said), _size_of(value[0]) if ok else 0))
-        self._tell()
-
-    @property
-    def is_closed(self) -> bool:
-        """True if the trainer has closed the channel."""
-        return self._connection.closed
-
-    def close(self) -> None:
-        self.jobs.put(None)
-        self._tell()
-        self._connection.close()
-
-    def _tell(self) -> None:
-        with suppress(BrokenPipeError):  # the pool is closed
-            os.write(self._writer.fileno(), b"\0")
-
-
-class _ThreadCrashLog(WorkerCrashLog):
-    """Crash log of a thread. The trainer can see its stack; threads do not die alone, so no steps are noted."""
-
-    def __init__(self) -> None:
-        self._is_possible = False
-
-    def stacks(self, worker: Any) -> str:
-        frame = sys._current_frames().get(worker.ident)
-        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
-
-    def close(self) -> None:
-        pass
-
-
-def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, peers: int) -> None:
-    """Run the jobs of a thread until its channel is closed."""
-    set_worker_number(number, thread=True)
-    torch_worker_info.tell(number, peers, thread=True)
-    if trace:
-        runner.services.observers = (StageTimer(runner.leaves, number),)
-    said: list[Times] = []
-    timer = JobTimer(said.append)
-    while (jobs := channel.jobs.get()) is not None:
-        for ticket, job in jobs:
-            if channel.is_closed:
-                return
-            began = time.monotonic()
-            made = answer(runner, ticket, job, timer if began >= timer.due else None)
-            channel.answer([made], time.monotonic() - began, said.copy())
-            said.clear()
-
-
-def _own(runner: JobRunner) -> JobRunner:
-    """Return a copy of a runner for one thread that does not share open files and plans of leaves."""
-    own = copy.copy(runner)
-    own.services = runner.services.for_thread()
-    own.leaves = leaves_apart(runner.leaves)
-    return own
-
-
-def _size_of(batch: Any) -> int:
-    """Return the size of the tensors in a batch, in bytes."""
-    sizes = [0]
-
-    def add(tensor: Any) -> Any:
-        sizes.append(tensor.nbytes)
-        return tensor
-
-    map_tensors(add, batch)
-    return sum(sizes)

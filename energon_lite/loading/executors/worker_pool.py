@@ -12,27 +12,22 @@ import multiprocessing
 import os
 import pickle
 import select
-import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
+from energon_lite.loading.executors.thread_worker import ThreadHandle
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.worker_handle import (
-    ProcessHandle,
-    ThreadHandle,
-    WorkerHandle,
-    end_workers,
-    kill_workers,
-)
+from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "fewest_jobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +79,7 @@ class WorkerPool(Executor):
         self._poll = select.poll()
         method = self._options.start_method
         self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
-        if self._context is not None and multiprocessing.current_process().daemon:
+        if num_workers and self._context is not None and multiprocessing.current_process().daemon:
             raise UsageError(
                 "worker processes of a process that is a daemon (daemon=True, or of a multiprocessing.Pool): Python "
                 "lets it have none",
@@ -95,7 +90,7 @@ class WorkerPool(Executor):
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered
         self._done: dict[int, Result | BaseException] = {}
-        self._deaths: dict[int, int] = {}
+        self._deaths: dict[int, float] = {}
         self._awaited = 0  # the ticket whose result is requested
         self.total_deaths = 0
         self._closing = False
@@ -180,7 +175,7 @@ class WorkerPool(Executor):
         if not self._whole and self._is_open:
             end_workers(self._workers, 0.0)
             self._poll = select.poll()
-            for number in range(len(self._workers)):
+            for number in range(self._num_workers):
                 self._start(number)
             self._whole = True
 
@@ -232,14 +227,18 @@ class WorkerPool(Executor):
         """Send waiting jobs, each to the worker with the fewest jobs."""
         while self._waiting:
             depth = self._depth
-            worker = min(self._workers, key=lambda worker: len(worker.tickets))
             together = depth > self._base_depth
-            if len(worker.tickets) >= depth or (together and len(worker.tickets) > depth // 2):
+            worker = self._free_worker(depth // 2 if together else depth - 1)
+            if worker is None:
                 return
             tickets = self._next_jobs(depth - len(worker.tickets) if together else 1)
             if not tickets:
                 return
             self._send(worker, tickets)
+
+    def _free_worker(self, most: int) -> WorkerHandle | None:
+        """Return the worker for the next job, the one with the fewest, at most ``most``; None: there is none."""
+        return fewest_jobs(self._workers, most)
 
     def _next_jobs(self, wanted: int) -> list[int]:
         """Take the tickets to be sent together from the waiting ones. A job in which a worker died is sent alone."""
@@ -270,10 +269,14 @@ class WorkerPool(Executor):
 
     def _has_room(self, ticket: int, taken: int) -> bool:
         """Return whether there is memory for the result of one more job, after the running ones and ``taken`` ones."""
-        at_work = sum(len(worker.tickets) for worker in self._workers) + taken
+        at_work = self._running() + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
         return needed or expected <= self._options.max_bytes_in_flight
+
+    def _running(self) -> int:
+        """Return the number of jobs that workers have."""
+        return sum(len(worker.tickets) for worker in self._workers)
 
     def _collect(self, timeout: float | None) -> bool:
         """Wait for an event and take the answers that have come; return False if the time ran out."""
@@ -325,28 +328,36 @@ class WorkerPool(Executor):
     def _replace(self, worker: WorkerHandle, *, hung: bool = False) -> None:
         """Replace a worker that died, or kill and replace one that hangs, and run its jobs again."""
         kill_workers([worker], 0.0 if hung else 1.0)
-        end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
+        end = "was stuck" if hung else worker.end_text()
         self.total_deaths += 1
         self._seconds = _UNKNOWN
-        lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
+        lost = self._lost_with(worker)
         if worker.together and len(lost) > 1 and lost[0] not in self._deaths:
             self._deaths.update(dict.fromkeys(lost, 0))  # it is not known which one failed; each is sent alone now
         elif lost:
             running = lost[0]
-            self._deaths[running] = self._deaths.get(running, 0) + 1
+            self._deaths[running] = self._deaths.get(running, 0) + worker.blame
             if self._deaths[running] >= MAX_DEATHS:
                 self._done[running] = self._gave_up(self._jobs.pop(running), worker, end)
                 lost.remove(running)
         for handle in worker.handles:
             self._poll.unregister(handle)
-        worker.close()
         self._waiting.extendleft(reversed(lost))
-        logger.warning("%s %s; it is replaced, and %d of its jobs run again", worker, end, len(lost))
+        worker.close()
+        logger.warning("%s %s; %s, and %d of its jobs run again", worker, end, self._put_in_place(worker), len(lost))
+
+    def _lost_with(self, worker: WorkerHandle) -> list[int]:
+        """Return the tickets of the jobs that have to run again if a worker has ended."""
+        return [ticket for ticket in worker.tickets if ticket in self._jobs]
+
+    def _put_in_place(self, worker: WorkerHandle) -> str:
+        """Start a worker in place of one that has ended; return a text on that."""
         self._start(worker.number)
+        return "it is replaced"
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
         names = [f"{self._runner.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
-        step = worker.notes.last_step()
+        step = worker.last_step()
         return WorkerError(
             f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
             + (f" in {step}" if step else ""),
@@ -366,7 +377,7 @@ class WorkerPool(Executor):
         what = f"a micro-batch has been waited for longer than {limit:g} s ({owner or 'no worker has begun it'})"
         number = "?" if job is None else job.number
         suspects = hung or ([] if owner is None else [owner])
-        stacks = "".join(f"\n{suspect}:\n{suspect.notes.stacks(suspect.process)}" for suspect in suspects)
+        stacks = "".join(f"\n{suspect}:\n{suspect.stacks()}" for suspect in suspects)
         match self._options.on_timeout:
             case "raise":
                 raise WorkerError(
@@ -383,10 +394,7 @@ class WorkerPool(Executor):
         return None
 
 
-def _exit_text(code: int | None) -> str:
-    if code is None or code >= 0:
-        return "an unknown status" if code is None else f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+def fewest_jobs(workers: Sequence[WorkerHandle], most: int) -> WorkerHandle | None:
+    """Return the worker with the fewest jobs; None: all have more than ``most``."""
+    worker = min(workers, key=lambda worker: len(worker.tickets), default=None)
+    return worker if worker is not None and len(worker.tickets) <= most else None

@@ -10,7 +10,6 @@ import ctypes
 import logging
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import sys
@@ -20,14 +19,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
-from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send, unsendable
+from energon_lite.loading.executors.transport import Message, WholeMessages, pack, receive, send, unpack, unsendable
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -35,7 +34,18 @@ from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.worker_config import set_worker_number
 
-__all__ = ["STOP_SIGNALS", "answer", "can_kernel_watch", "renew_streams", "serve"]
+__all__ = [
+    "STOP_SIGNALS",
+    "Answer",
+    "TrainerEnd",
+    "answer",
+    "can_kernel_watch",
+    "end_with_trainer",
+    "prefetch",
+    "renew_streams",
+    "run_jobs",
+    "serve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +155,7 @@ def serve(
     runner: JobRunner,
     trainer: int,
     by_kernel: bool,
-    inherited: Sequence[Channel | Connection],
+    inherited: Sequence[Closable],
     trace: bool,
     peers: int,
 ) -> None:
@@ -173,68 +183,125 @@ def serve(
     notes.install()
     own_number = int(multiprocessing.current_process().name.rpartition("-")[2])
     set_worker_number(own_number)
-    import torch
-
-    torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(runner.leaves, own_number),) if trace else ()
-    services = runner.services
-    log = services.failures
-    if log is not None:
-        services.failures = log = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
-    LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
     try:
-        COUNTS.take()  # drop the counts that the trainer had before the fork
-        writer = SegmentWriter(segments)
-        said = list[Times]()
-        orders = _Orders(connection, writer, runner)
-        timer = JobTimer(said.append)
-        while True:
-            jobs, observe = orders.next()
-            services.observers = (*observers, notes) if observe else observers
-            for message in _run(runner, jobs, timer, said):
-                if log is not None and (fallbacks := log.take_fallbacks()):
-                    send(connection, pack(((), fallbacks, ())))
-                send(connection, message, writer)
+        run_jobs(_Pipe(connection, segments, runner), runner, observers, notes)
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or has ended
     except Exception:
         logger.exception("a worker ends because of an error outside of its jobs")
         code = 1
-    if services.cache_pool is not None:
-        services.cache_pool.close()
+    if runner.services.cache_pool is not None:
+        runner.services.cache_pool.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the exit handlers that a fork copies from the trainer.
     os._exit(code)
 
 
-class _Orders:
-    """Queue of the trainer's requests. Slow storage is asked to fetch jobs as soon as they arrive."""
+class Closable(Protocol):
+    """Object with a descriptor that a forked process closes."""
 
-    def __init__(self, connection: Connection, writer: SegmentWriter, runner: JobRunner):
+    def close(self) -> None:
+        """Close the descriptor."""
+
+
+class TrainerEnd(Protocol):
+    """A worker's end of the way to its trainer: it takes jobs, and sends answers."""
+
+    def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
+        """Wait for jobs. Return them with their tickets, and whether to note each step before it begins, because a
+        worker died, or hung, in these jobs before.
+
+        Raises:
+            EOFError, OSError: the trainer has closed the way, or has ended.
+        """
+
+    def pack(self, obj: Any) -> Message:
+        """Return the message of an object."""
+
+    def unpack(self, memory: memoryview) -> Any:
+        """Return the object of a message."""
+
+    def send(self, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the trainer has closed the way, or has ended.
+        """
+
+
+def run_jobs(
+    end: TrainerEnd, runner: JobRunner, observers: tuple[Observer, ...] = (), notes: WorkerCrashLog | None = None
+) -> None:
+    """Run the jobs of a worker, until its end of the way raises an error.
+
+    Args:
+        end: the end from which jobs come.
+        runner: runner of a job.
+        observers: observers of all jobs.
+        notes: a further observer of jobs in which a worker died, or hung.
+
+    Raises:
+        EOFError, OSError: the trainer has closed the way, or has ended.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    services = runner.services
+    log = services.failures
+    if log is not None:
+        services.failures = log = log.sending(lambda failure: end.send(end.pack(((), failure, ()))))
+    LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
+    COUNTS.take()  # drop the counts that the trainer had before the fork
+    said = list[Times]()
+    timer = JobTimer(said.append)
+    while True:
+        jobs, observe = end.next()
+        services.observers = (*observers, notes) if observe and notes is not None else observers
+        for message in _run(end, runner, jobs, timer, said):
+            if log is not None and (fallbacks := log.take_fallbacks()):
+                end.send(end.pack(((), fallbacks, ())))
+            end.send(message)
+
+
+class _Pipe:
+    """A worker's end of its pipe. Slow storage is asked to fetch jobs as soon as they arrive."""
+
+    def __init__(self, connection: Connection, segments: Segments, runner: JobRunner):
         self._connection = connection
-        self._writer = writer
+        self._writer = SegmentWriter(segments)
         self._runner = runner
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
         self._peek = WholeMessages(connection) if runner.reads_ahead else None
+        self.pack = pack
+        self.unpack = unpack
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
-        """Return jobs with their tickets, and whether to note each step before it begins, because a worker died, or
-        hung, in these jobs before."""
         while not self._here or (self._peek is not None and self._peek.is_one_here()):
             # The message also has the segments that the trainer has released.
             (jobs, released, observe), _ = receive(self._connection)
             self._writer.release(released)
             self._here.append((jobs, observe))
             if self._peek is not None and not observe:
-                with suppress(Exception):  # the job itself will report the error
-                    for _, job in jobs:
-                        self._runner.prefetch(job.addresses)
+                prefetch(self._runner, jobs)
         return self._here.popleft()
 
+    def send(self, message: Message) -> None:
+        send(self._connection, message, self._writer)
 
-def _run(runner: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]) -> Iterator[Message]:
+
+def prefetch(runner: JobRunner, jobs: Sequence[tuple[int, Job]]) -> None:
+    """Ask slow storage to fetch the samples of jobs. Errors are left to the jobs, which will report them."""
+    with suppress(Exception):
+        for _, job in jobs:
+            runner.prefetch(job.addresses)
+
+
+def _run(
+    end: TrainerEnd, runner: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]
+) -> Iterator[Message]:
     """Yield messages with answers. Very short jobs are answered together, because each message wakes the trainer.
 
     Args:
@@ -247,7 +314,7 @@ def _run(runner: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, sa
         answers.append(answer(runner, ticket, job, timer if now >= timer.due else None))
         now = time.monotonic()
         if now - began > _TOGETHER or ticket == jobs[-1][0]:
-            yield _pack_answers(answers, now - began, said)
+            yield _pack_answers(end, answers, now - began, said)
             said.clear()
             answers = []
             began = time.monotonic()
@@ -267,31 +334,31 @@ def answer(runner: JobRunner, ticket: int, job: Job, timer: JobTimer | None = No
         return ticket, False, error
 
 
-def _pack_answers(answers: Sequence[Answer], seconds: float, said: list[Times]) -> Message:
+def _pack_answers(end: TrainerEnd, answers: Sequence[Answer], seconds: float, said: list[Times]) -> Message:
     """Return a message of all answers; a result that cannot be sent is replaced by an error."""
-    sent = [(ticket, ok, value if ok else _sendable(value)) for ticket, ok, value in answers]
+    sent = [(ticket, ok, value if ok else _sendable(end, value)) for ticket, ok, value in answers]
     try:
-        return pack((sent, seconds, said))
+        return end.pack((sent, seconds, said))
     except Exception:
-        return pack(([_packed_alone(answer) for answer in sent], seconds, said))
+        return end.pack(([_packed_alone(end, answer) for answer in sent], seconds, said))
 
 
-def _packed_alone(answer: Answer) -> Answer:
+def _packed_alone(end: TrainerEnd, answer: Answer) -> Answer:
     try:
-        pack(answer)
+        end.pack(answer)
         return answer
     except Exception as error:
-        return answer[0], False, unsendable(answer[2], error)
+        return answer[0], False, unsendable(answer[2], error, end.pack)
 
 
-def _sendable(error: BaseException) -> BaseException:
-    """Return an error that can be sent: the exception itself if it can be pickled, else one with its text."""
+def _sendable(end: TrainerEnd, error: BaseException) -> BaseException:
+    """Return an error that can be sent: the exception itself if it can be packed, else one with its text."""
     text = hook_traceback(error)
     if shows_more(error):
         error.__notes__ = [f"in a worker process:\n{text}"]  # add_note needs Python 3.11
     error.__cause__ = error.__context__ = None
     try:
-        pickle.loads(pickle.dumps(error))
+        end.unpack(memoryview(b"".join(end.pack(error))))
         return error
     except Exception:
         return FatalSampleError(f"a worker failed with {type(error).__name__}: {error}\n{text}")

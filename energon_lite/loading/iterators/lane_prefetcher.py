@@ -221,7 +221,8 @@ class LanePrefetcher:
         lanes = list(self._streams)
         # The chunks of all lanes may end at the same time. At least one chunk for each lane must then be ready, or
         # workers are idle before.
-        wanted = max(self._ahead, len(lanes)) if self._ahead else 0
+        ahead = self._ahead + self._executor.more_ahead
+        wanted = max(ahead, len(lanes)) if ahead else 0
         place = lanes.index(lane)
         streams = [self._streams[number] for number in lanes[place:] + lanes[:place]]
         while waiting < wanted and streams:

@@ -11,6 +11,7 @@ is returned with the batch as a :class:`Failure`, so that it is counted if, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import Rows, batch_of_rows, columns_of, has_default_hooks, in_order
-from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner
+from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner, UnseededDraw
 from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.outcomes import (
     Address,
@@ -118,7 +119,8 @@ class BatchRunner(JobRunner):
     def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
         """Put the batch of a job into its result; return the addresses of its samples."""
         by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
-        if self._by_fields and not by_tokens and not any(observer.sees_samples for observer in self.services.observers):
+        together = self._by_fields and not by_tokens and self.services.store is None
+        if together and not any(observer.sees_samples for observer in self.services.observers):
             result.batch = self._batch_by_fields(job)
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
@@ -167,7 +169,7 @@ class BatchRunner(JobRunner):
 
     def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
         """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
-        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
+        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
         if any(observer.times_samples for observer in self.services.observers):
             return None
@@ -181,7 +183,7 @@ class BatchRunner(JobRunner):
         def made(rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]) -> list[Any] | None:
             of_leaves = []
             for number, leaf_rows in self._told(rows):
-                keys = [("sample", *addresses[place], 0) for place in places[number]]
+                keys = (("sample", *addresses[place], 0) for place in places[number])
                 if (samples := leaf_rows.samples(keys)) is None:
                     return None
                 of_leaves.append(samples)
@@ -228,7 +230,9 @@ class BatchRunner(JobRunner):
         places = list[Address]()
         first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
         batch_index = number if self.batched else None
-        for address, made in zip(addresses, self.make(addresses, context, first, batch_index), strict=True):
+        watches = not attempt and not self.samples_draw and self.services.store is None
+        made_of = self._watched if watches else self.make
+        for address, made in zip(addresses, made_of(addresses, context, first, batch_index), strict=True):
             tried = first
             row: FailureStreak | None = None
             while type(made) is Rejected:
@@ -245,6 +249,36 @@ class BatchRunner(JobRunner):
                 outcomes.append(address[0])
                 places.append(self.replacement(address, tried) if tried else address)
         return samples, places
+
+    def _watched(
+        self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
+    ) -> Iterator[Any]:
+        """:meth:`make` while the global generators are watched.
+
+        At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
+        they draw: then their samples are made again, and hooks are seeded from then on.
+        """
+        samples = self.make(addresses, context, attempt, batch_index)
+        if self.samples_draw is None:
+            is_alone = context.watch(seeds=True)
+            yield from samples
+            self.samples_draw = context.drew() or not is_alone
+            return
+        done = 0
+        while done < len(addresses):
+            context.watch(seeds=False)
+            made = list[Any]()
+            with suppress(UnseededDraw):
+                for sample in samples:
+                    made.append(sample)
+                    if type(sample) is Rejected:
+                        break  # its replacements are seeded
+            self.samples_draw = context.drew()
+            if self.samples_draw:
+                yield from self.make(addresses[done:], context, attempt, batch_index)
+                return
+            done += len(made)
+            yield from made
 
     def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
         batch: Any = samples

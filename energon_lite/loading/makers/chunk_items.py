@@ -25,6 +25,7 @@ from energon_lite.loading.makers.job_runner import SAMPLE
 from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set_restore_key
 from energon_lite.loading.makers.sample_length import PackSelection
+from energon_lite.loading.makers.sample_store import StoredSample
 from energon_lite.order.hashing import HashDomain
 
 __all__ = ["ChunkItems"]
@@ -82,7 +83,7 @@ class ChunkItems:
                 after = (unit, item + 1, 0, 0) if item + 1 < len(values) else (unit + 1, 0, 0, 0)
                 yield Item(value, (unit, item, 0, 0), after, (address,), item)
 
-    def _values(self, address: Address, rows: Rows, at: int, run: ChunkRun) -> list[Any]:
+    def _values(self, address: Address, rows: Rows | StoredSample, at: int, run: ChunkRun) -> list[Any]:
         """Return the results of the sample hooks for an address: any number of them."""
         key = ("sample", *address, 0)
         with run.context:
@@ -97,7 +98,10 @@ class ChunkItems:
             run.reset()
         return values
 
-    def _yielded(self, address: Address, rows: Rows, at: int, key: tuple[Any, ...], run: ChunkRun) -> list[Any]:
+    def _yielded(
+        self, address: Address, rows: Rows | StoredSample, at: int, key: tuple[Any, ...], run: ChunkRun
+    ) -> list[Any]:
+        assert isinstance(rows, Rows)  # nothing is stored of hooks that yield any number of samples
         run.of_sample(SAMPLE, address)
         try:
             name, value = run.runner.load(rows, at, key)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
+from energon_lite.loading.makers.sample_store import OpenedSampleStore
 from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
@@ -250,12 +251,14 @@ class Services:
         failures: log that each failure is reported to at once; None: no log.
         cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
         worker_config: configuration of the loader; None: there is none.
+        store: store of samples; None: each sample is made.
     """
 
     observers: tuple[Observer, ...] = ()
     failures: FailureLog | None = None
     cache_pool: CachePool | None = None
     worker_config: WorkerConfig | None = None
+    store: OpenedSampleStore | None = None
 
     def for_thread(self) -> Services:
         """Return a copy for another thread of this process."""

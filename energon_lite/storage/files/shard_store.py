@@ -35,12 +35,14 @@ class Reads(NamedTuple):
         requests: requests to slow storage.
         memory_hits: ranges that :class:`~energon_lite.ReadAhead` had in memory.
         folder_hits: ranges that it had in its folder.
+        stored_samples: samples that the ``sample_store`` of the loader had.
     """
 
     bytes_read: int = 0
     requests: int = 0
     memory_hits: int = 0
     folder_hits: int = 0
+    stored_samples: int = 0
 
     def __add__(self, other: Reads) -> Reads:  # type: ignore[override]
         return Reads(*map(sum, zip(self, other, strict=True)))
@@ -51,22 +53,24 @@ class ReadCounts:
     taken by one caller only.
 
     Attributes:
-        bytes_read, requests, memory_hits, folder_hits: see :class:`Reads`; counted since the last :meth:`take`.
+        bytes_read, requests, memory_hits, folder_hits, stored_samples: see :class:`Reads`; counted since the last
+            :meth:`take`.
     """
 
     __slots__ = Reads._fields
 
     def __init__(self) -> None:
-        self.bytes_read = self.requests = self.memory_hits = self.folder_hits = 0
+        self.bytes_read = self.requests = self.memory_hits = self.folder_hits = self.stored_samples = 0
 
     def take(self) -> Reads:
         """Return the counts since the last call, and subtract them."""
-        counts = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits)
+        counts = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits, self.stored_samples)
         # Subtracted, not set to 0: other threads may count at the same time.
         self.bytes_read -= counts.bytes_read
         self.requests -= counts.requests
         self.memory_hits -= counts.memory_hits
         self.folder_hits -= counts.folder_hits
+        self.stored_samples -= counts.stored_samples
         return counts
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.registry import AttentionKind, find_attention, register_attention
-
-if TYPE_CHECKING:
-    from energon_lite.trainer.models.sequence import Run
+from energon_lite.trainer.models.registry import AttentionKind, Lengths, Run, find_attention, register_attention
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
@@ -32,7 +30,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tail: bool) ->
     if not tail:
         return _masked(q, k, v, None)
     if has_varlen_kernel(q.device, q.dtype):
-        return _by_kernel(q, k, v, PackedBounds(*(_row_bounds(x) for x in (q, k))))
+        return _by_kernel(q, k, v, _row_bounds(q, k))
     # The same as torch without a kernel for it; torch's own class for such masks cannot be compiled.
     return _masked(q, k, v, q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]))
 
@@ -71,26 +69,32 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch
 class PackedBounds(NamedTuple):
     """Start of each document among the queries and among the keys of all rows, and the ends: int32 ``[n + 1]``.
 
-    A document may have keys and no queries on this rank.
+    A document may have keys and no queries on this rank. ``longest`` is empty, ``[q, k, 0]`` for the most queries and
+    keys of a document: numbers of the host that may change without another compilation.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
+    longest: torch.Tensor
 
 
-def packed_bounds(documents: torch.Tensor, start: int, length: int) -> PackedBounds:
-    """Return the bounds of packed documents, for queries from ``start`` on. Reading their number blocks."""
-    rows, end = documents.shape[0], start + length
-    seen = documents[:, :end]
-    begins = F.pad(seen[:, 1:] != seen[:, :-1], (1, 0), value=True).flatten().nonzero().flatten()
-    asked = begins // end * length + (begins % end - start).clamp(min=0)
-    both = F.pad(asked, (0, 1), value=rows * length), F.pad(begins, (0, 1), value=rows * end)
-    return PackedBounds(*(bounds.to(torch.int32) for bounds in both))
+def packed_bounds(lengths: Lengths, start: int, length: int, device: torch.device) -> PackedBounds:
+    """Return the bounds of packed documents, for queries from ``start`` on. The device is not waited for."""
+    edges = [[min(at, start + length) for at in accumulate(row, initial=0)] for row in lengths]
+    spans = [span for row in edges for span in pairwise(row) if span[0] < span[1]]
+    keys = [stop - begin for begin, stop in spans]
+    queries = [max(stop, start) - max(begin, start) for begin, stop in spans]
+    bounds = torch.tensor([[*accumulate(sizes, initial=0)] for sizes in (queries, keys)], dtype=torch.int32)
+    there = (bounds.pin_memory() if device.type == "cuda" else bounds).to(device, non_blocking=True)
+    return PackedBounds(
+        there[0], there[1], torch.empty(max(queries, default=0), max(keys, default=0), 0, device=device)
+    )
 
 
-def _row_bounds(x: torch.Tensor) -> torch.Tensor:
+def _row_bounds(q: torch.Tensor, k: torch.Tensor) -> PackedBounds:
     """Return the bounds of the rows of ``[rows, heads, n, width]``, each one document."""
-    return torch.arange(0, (x.shape[0] + 1) * x.shape[2], x.shape[2], dtype=torch.int32, device=x.device)
+    rows = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+    return PackedBounds(rows * q.shape[2], rows * k.shape[2], q.new_empty(q.shape[2], k.shape[2], 0))
 
 
 @functools.cache
@@ -110,36 +114,43 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def varlen_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Compute :func:`varlen` on a GPU, by torch's ``varlen_attn``."""
-    return sdpa(q, k, v, run) if run.mask is None else _by_kernel(q, k, v, run.mask)
+    """Compute :func:`varlen`, and sliding windows, on a GPU by torch's ``varlen_attn``."""
+    if run.mask is None and run.window is None:
+        return sdpa(q, k, v, run)
+    return _by_kernel(q, k, v, _row_bounds(q, k) if run.mask is None else run.mask, run.window)
 
 
-def _by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds) -> torch.Tensor:
-    """Attend by one kernel; queries are the last of their documents' keys, and a document is at most a row long."""
+def _by_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds, window: int | None = None
+) -> torch.Tensor:
+    """Attend by one kernel; queries are the last of their documents' keys."""
     kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
     assert kernel is not None
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    made: torch.Tensor = kernel(*flat, *bounds, q.shape[2], k.shape[2], window_size=(-1, 0), enable_gqa=grouped)
+    sizes, seen = bounds.longest.shape[:2], (-1 if window is None else window - 1, 0)
+    made: torch.Tensor = kernel(*flat, bounds.queries, bounds.keys, *sizes, window_size=seen, enable_gqa=grouped)
     return made.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
-def document_segments(documents: torch.Tensor, start: int, length: int) -> list[list[tuple[int, int, int]]]:
-    """Return each row's documents among the queries: start in the row, first query, and end here.
+def document_segments(
+    lengths: Lengths, start: int, length: int, device: torch.device | None = None
+) -> list[list[tuple[int, int, int]]]:
+    """Return each row's documents among the queries: start in the row, first query, and end here."""
+    spans = [pairwise(accumulate(row, initial=0)) for row in lengths]
+    inside = [[(begin, max(begin, start), min(end, start + length)) for begin, end in row] for row in spans]
+    return [[span for span in row if span[1] < span[2]] for row in inside]
 
-    The tokens of a document are contiguous.
-    """
-    segments = []
-    for row in documents.tolist():
-        begins = [at for at in range(len(row)) if at == 0 or row[at] != row[at - 1]]
-        spans = zip(begins, [*begins[1:], len(row)], strict=True)
-        inside = [(begin, max(begin, start), min(end, start + length)) for begin, end in spans]
-        segments.append([(begin, first, last) for begin, first, last in inside if first < last])
-    return segments
+
+@functools.lru_cache(maxsize=4)
+def window_mask(window: int, start: int, length: int, device: torch.device) -> torch.Tensor:
+    """Return the mask of a sliding window for rows of one document, bool ``[1, 1, length, start + length]``."""
+    ones = torch.ones(1, 1, length, start + length, dtype=torch.bool, device=device)
+    return ones.tril(start).triu(start - window + 1)
 
 
 register_attention("sdpa", sdpa, dense_mask)
-register_attention("varlen", varlen, document_segments)
-register_attention("varlen_kernel", varlen_kernel, packed_bounds)
+register_attention("varlen", varlen, length_mask=document_segments)
+register_attention("varlen_kernel", varlen_kernel, length_mask=packed_bounds, windows=True)
 
 
 def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
+from functools import partial
+from typing import Any
 
 import torch
 
 from energon_lite import Batch, edataclass
 
+_no_numbers = partial(torch.zeros, 0, dtype=torch.int64)
+
 
 @edataclass
 class MultimodalBatch(Batch):
-    """Rows of tokens, some of which are placeholders for images.
+    """Rows of tokens, some of which are placeholders for images. A batch of text needs the first three fields only.
 
     Args:
         tokens: int64 ``[rows, length]``, padded at the end.
@@ -32,12 +37,19 @@ class MultimodalBatch(Batch):
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
-    image: torch.Tensor
-    image_rows: torch.Tensor
-    image_starts: torch.Tensor
+    image: torch.Tensor = field(default_factory=partial(torch.zeros, 0, 3, 0, 0))
+    image_rows: torch.Tensor = field(default_factory=_no_numbers)
+    image_starts: torch.Tensor = field(default_factory=_no_numbers)
     documents: torch.Tensor | None = None
     image_sizes: list[tuple[int, int]] | None = None
     document_lengths: list[int] | None = None
+    __key__: list[str] = field(default_factory=list)
+    __restore_key__: tuple[Any, ...] = ()
+
+    @property
+    def loss_tokens(self) -> torch.Tensor:
+        """Sum of ``loss_mask``, a float64 scalar."""
+        return self.loss_mask.sum(dtype=torch.float64)
 
 
 def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:

@@ -50,7 +50,7 @@ class CompiledBlocks:
                 if isinstance(run.mask, torch.Tensor):
                     open_sizes.append((run.mask, (0, 2, 3)))
                 elif isinstance(run.mask, PackedBounds):
-                    open_sizes += [(bounds, (0,)) for bounds in run.mask]
+                    open_sizes += [(run.mask.queries, (0,)), (run.mask.keys, (0,)), (run.mask.longest, (0, 1))]
             for tensor, dims in open_sizes:
                 torch._dynamo.maybe_mark_dynamic(tensor, dims)
 

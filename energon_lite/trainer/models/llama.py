@@ -10,7 +10,7 @@ heads these are small compared to the rest, and gathering works with any mask, u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import choose_attention, sdpa
+from energon_lite.trainer.models.attention_functions import choose_attention
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
+from energon_lite.trainer.models.interface import LossSums
 from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import (
@@ -87,7 +88,6 @@ class Attention(nn.Module):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_width = width
-        self.function = choose_attention(config, mesh.device).function
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
         queries = config.num_heads * width
@@ -116,10 +116,7 @@ class Attention(nn.Module):
         """Attend from each run of queries to the keys up to its end."""
         pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
         ends = [(queries, run.start + run.length, run) for queries, run in pieces]
-        mixed = [
-            (sdpa if run.windowed else self.function)(queries, k[:, :, :end], v[:, :, :end], run)
-            for queries, end, run in ends
-        ]
+        mixed = [part.attention(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,10 +131,12 @@ class Stream:
     Args:
         hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
         documents: int64 ``[rows, length]`` of whole rows, or None.
+        lengths: ``document_lengths`` of the batch, where it is known.
     """
 
     hidden: torch.Tensor
     documents: torch.Tensor | None = None
+    lengths: Sequence[int] | None = None
 
 
 def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
@@ -212,6 +211,7 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.config = config
         self.mesh = mesh
+        choose_attention(config, mesh.device)  # an unknown name is an error now
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
         first = mesh.is_first_stage
         last = mesh.is_last_stage
@@ -238,20 +238,12 @@ class LlamaModel(nn.Module):
         initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
-    def starts(self, chunk: int) -> bool:
-        """Return whether a chunk of this stage begins with the embedding."""
-        return self.mesh.is_first_stage and chunk == 0
-
-    def ends(self, chunk: int) -> bool:
-        """Return whether a chunk of this stage ends with the loss."""
-        return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
-
     def parameters_of_chunk(self, chunk: int) -> list[nn.Parameter]:
         """Return the parameters that get gradients in the backward pass of a chunk of this stage."""
         modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
-        if self.starts(chunk):
+        if self.mesh.starts(chunk):
             modules += [self.embed_tokens, self.vision, self.projector]
-        if self.ends(chunk):
+        if self.mesh.ends(chunk):
             modules += [self.norm, self.lm_head]
         return [p for module in modules if module is not None for p in module.parameters()]
 
@@ -287,7 +279,7 @@ class LlamaModel(nn.Module):
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
         """Run the layers of one of this stage's chunks; with a cache, for positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
+        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache, stream.lengths)
         if self.compiled is not None:
             self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
@@ -307,7 +299,7 @@ class LlamaModel(nn.Module):
             return self.lm_head(x)
         return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
-    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | torch.Tensor:
+    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | LossSums:
         """Run one chunk of layers of this stage, with embedding and loss at the two ends of the model.
 
         Args:
@@ -316,25 +308,23 @@ class LlamaModel(nn.Module):
             received: the output of the previous chunk; None for a chunk that starts the model.
 
         Returns:
-            The input of the next chunk; the sum of the losses for a chunk that ends the model.
+            The input of the next chunk; the sums of the loss for a chunk that ends the model.
         """
-        if self.starts(chunk):
+        if self.mesh.starts(chunk):
             assert batch is not None
             images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
             received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
-        made = self.blocks(chunk, received)
-        if not self.ends(chunk):
+        made = self.blocks(chunk, received if batch is None else replace(received, lengths=batch.document_lengths))
+        if not self.mesh.ends(chunk):
             return made
         assert batch is not None
-        return self.head(made, batch)
+        counted = own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
+        return LossSums(self.head(made, batch), counted)
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""
-        self._whole_pipeline()
-        loss = self.run_chunk(0, batch, None)
-        assert isinstance(loss, torch.Tensor)
-        return loss
+        return language_loss(self, batch).loss
 
     def forward(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return the logits of the token after each of ``tokens``, without pipeline and context parallelism.
@@ -362,3 +352,11 @@ class LlamaModel(nn.Module):
     def _whole_pipeline(self) -> None:
         if self.mesh.pp > 1:
             raise UsageError("the layers are on several pipeline stages", fix="use run_pipeline, or load with pp=1")
+
+
+def language_loss(model: LlamaModel, batch: MultimodalBatch) -> LossSums:
+    """Return the cross-entropy of this rank's tokens: the :class:`Loss` of the model without pipeline."""
+    model._whole_pipeline()
+    made = model.run_chunk(0, batch, None)
+    assert isinstance(made, LossSums)  # one chunk ends the model
+    return made

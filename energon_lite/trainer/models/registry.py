@@ -6,7 +6,7 @@ code. ``examples/swap_layers.py`` uses the norm and the attention of another lib
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,25 +18,47 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout
 
 if TYPE_CHECKING:
     from energon_lite.trainer.models.config import ModelConfig
-    from energon_lite.trainer.models.sequence import Run
     from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of neighbouring queries of a row, and the mask of their keys.
+
+    Args:
+        start, length: their positions in the row; they attend to no key at or after ``start + length``.
+        mask: None for all keys up to the query's own position; else the attention function's mask of documents.
+        window: the most keys up to the query's own position that it attends to; None for all.
+    """
+
+    start: int
+    length: int
+    mask: Any = None
+    window: int | None = None
+
 
 #: Maker of a module ``[..., hidden] -> [..., hidden]`` that treats each position independently.
 NormFactory = Callable[["ModelConfig", "ParallelMesh"], nn.Module]
 #: Queries ``[rows, heads, n, width]``, keys and values ``[rows, kv_heads, m, width]``, their run -> like the queries.
 #: The queries are the last n of the m positions; query head i uses key head ``i * kv_heads // heads``.
-AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Run"], torch.Tensor]
+AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Run], torch.Tensor]
 #: Documents int64 ``[rows, length]``, start and length of a run -> the attention function's ``run.mask``.
 DocumentMask = Callable[[torch.Tensor, int, int], Any]
+#: Lengths of the documents of each row, padding included.
+Lengths = Sequence[Sequence[int]]
+#: The same of lengths, which the host knows without a wait for the device; and the device.
+LengthMask = Callable[[Lengths, int, int, torch.device], Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """An attention function, and the maker of its mask for packed documents."""
+    """An attention function, the makers of its mask for packed documents, and whether it has sliding windows."""
 
     function: AttentionFunction
     document_mask: DocumentMask
+    length_mask: LengthMask | None = None
+    windows: bool = False
 
 
 _NORMS: dict[str, NormFactory] = {}
@@ -57,19 +79,29 @@ def register_norm(name: str, factory: NormFactory) -> None:
     _NORMS[name] = factory
 
 
-def register_attention(name: str, function: AttentionFunction, document_mask: DocumentMask | None = None) -> None:
+def register_attention(
+    name: str,
+    function: AttentionFunction,
+    document_mask: DocumentMask | None = None,
+    *,
+    length_mask: LengthMask | None = None,
+    windows: bool = False,
+) -> None:
     """Register an attention function as ``model.attention: <name>``.
 
     Args:
         name: a new name, or an existing one to replace.
         function: computes causal attention; see :data:`AttentionFunction`.
-        document_mask: maker of ``run.mask`` from the documents of packed rows. None: the function cannot separate
-            documents, and packed rows are an error.
+        document_mask: maker of ``run.mask`` from the documents of packed rows, on the device. Without this and
+            ``length_mask``, the function cannot separate documents, and packed rows are an error.
+        length_mask: maker of ``run.mask`` from the documents' lengths, on the host; it takes precedence.
+        windows: the function sees ``run.window`` keys back only, if that is not None. False: rows that are longer than
+            a sliding window are computed by ``sdpa``, with a dense mask.
 
     Example:
         >>> register_attention("flash", lambda q, k, v, run: flash_attention(q, k, v, causal=True))
     """
-    _ATTENTIONS[name] = AttentionKind(function, _refuse_documents if document_mask is None else document_mask)
+    _ATTENTIONS[name] = AttentionKind(function, document_mask or _refuse_documents, length_mask, windows)
 
 
 def make_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:

@@ -7,6 +7,7 @@ work for all ranks (the zigzag of Zhu's ring-flash-attention; Megatron-Core and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from energon_lite.trainer.models.attention_functions import choose_attention, dense_mask
+from energon_lite.trainer.models.attention_functions import choose_attention, window_mask
+from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer.models.registry import AttentionFunction, Lengths, Run, find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: Cosines and sines of the rotation angles, each ``[length, head_width]``.
 Rotation = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of neighbouring queries of a row, and the mask of their keys.
-
-    Args:
-        start, length: their positions in the row; they attend to no key at or after ``start + length``.
-        mask: None for all keys up to the query's own position; else the attention function's mask of documents.
-        windowed: True if the mask is for ``sdpa``, whatever the attention function, because of a sliding window.
-    """
-
-    start: int
-    length: int
-    mask: Any = None
-    windowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,12 +33,14 @@ class SequencePart:
     Args:
         rotation: the rotation of this rank's positions.
         runs: the runs of this rank's positions, in the order in which it holds them.
+        attention: the attention function.
         mesh: the ranks.
         cache: keys and values of earlier calls for these rows in text generation; else None.
     """
 
     rotation: Rotation
     runs: tuple[Run, ...]
+    attention: AttentionFunction
     mesh: ParallelMesh
     cache: KeyValueCache | None = None
 
@@ -62,6 +51,7 @@ def sequence_part(
     mesh: ParallelMesh,
     documents: torch.Tensor | None = None,
     cache: KeyValueCache | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> SequencePart:
     """Prepare the attention of a micro-batch's rows: one for all layers.
 
@@ -73,25 +63,39 @@ def sequence_part(
             None: each row is one document.
         cache: the positions before these in their rows, which are then not sharded over ranks; ``documents`` includes
             them.
+        lengths: ``document_lengths`` of the batch; None if unknown: the host may then read ``documents``, and waits.
     """
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
-    mask, window = choose_attention(config, mesh.device).document_mask, config.sliding_window
-    if window is not None and max(start + number for start, number in runs) > window:
-        masked = tuple(_windowed(run, window, documents, mesh) for run in runs)
-    else:
-        masked = tuple(Run(*run, None if documents is None else mask(documents, *run)) for run in runs)
-    return SequencePart(rotation_table(positions, config), masked, mesh, cache)
+    kind, window = choose_attention(config, mesh.device), config.sliding_window
+    if window is not None and max(map(sum, runs)) <= window:
+        window = None
+    dense = window is not None and not kind.windows
+    kind = find_attention("sdpa") if dense else kind
+    masks: list[Any] = [None] * len(runs)
+    if documents is not None and kind.length_mask is not None:
+        rows = lengths_of_rows(documents, lengths)
+        masks = [kind.length_mask(rows, *run, mesh.device) for run in runs]
+    elif documents is not None:
+        masks = [kind.document_mask(documents, *run) for run in runs]
+    if window is not None and dense:
+        seen = [window_mask(window, *run, mesh.device) for run in runs]
+        masks = [near if mask is None else mask & near for mask, near in zip(masks, seen, strict=True)]
+    parts = tuple(Run(*run, mask, window) for run, mask in zip(runs, masks, strict=True))
+    return SequencePart(rotation_table(positions, config), parts, kind.function, mesh, cache)
 
 
-def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None, mesh: ParallelMesh) -> Run:
-    """Make a run of a row longer than the sliding window, with a dense mask for any attention function."""
-    start, length = run
-    end = start + length
-    whole = torch.zeros(1, end, dtype=torch.int64, device=mesh.device) if documents is None else documents
-    seen = dense_mask(whole, start, length)
-    return Run(start, length, seen & seen.new_ones(length, end).triu(start - window + 1), windowed=True)
+def lengths_of_rows(documents: torch.Tensor, lengths: Sequence[int] | None) -> Lengths:
+    """Return the lengths of each row's documents; what ``lengths`` leave of a row is padding."""
+    rows, length = documents.shape
+    lengths = document_lengths(documents.cpu()) if lengths is None else lengths
+    made: list[list[int]] = [[] for _ in range(rows)]
+    whole, at = sum(lengths) // max(rows, 1), 0
+    for size in lengths:
+        made[at // whole].append(size)
+        at += size
+    return [[*row, length - whole] for row in made]
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,9 @@ from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 from energon_lite.trainer.parallel.shards import Shard
+
+#: Learning rate and weight decay in a step, ``lr`` and ``weight_decay``, by rule.
+Rules = Mapping[Rule, Mapping[str, float]]
 
 
 class Partition:
@@ -55,75 +58,56 @@ class Partition:
         self.start = start
         self.stop = start + values.numel()
         self.config = config
-        self.runs = runs
         self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
         kinds = ("exp_avg", "exp_avg_sq") if algorithm == "adamw" else ("momentum_buffer",)
         moments = {kind: torch.zeros_like(self.master) for kind in kinds}
         self.tensors = {"master": self.master, **moments}
-        self._prepare(algorithm, moments)
-
-    def _prepare(self, algorithm: str, moments: dict[str, Tensor]) -> None:
-        config = self.config
         here = self.master.is_cuda and importlib.util.find_spec("triton") is not None
         compiled = here if config.compile is None else config.compile
         self._compiled = _compiled_adamw(*config.betas, config.eps) if compiled and algorithm == "adamw" else None
-        groups = [{"params": [self.master[run]], "weight_decay": rule.weight_decay} for run, rule in self.runs]
-        self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
-        self._slices: list[tuple[Rule, list[Tensor]]] = []
-        self._inner: Any = None
-        if self._compiled:
-            whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
-            # As separate tensors: views of tensors of different sizes would each be compiled again.
-            self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
-        if self._compiled or not groups:
-            return
-        if algorithm == "adamw":
-            self._inner = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
-        else:
-            self._inner = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
-        for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
-            self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
+        whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
+        # As separate tensors: views of tensors of different sizes would each be compiled again.
+        self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in runs]
 
-    def set_updates(self, updates: int) -> None:
-        """Set the number of updates that the moments include."""
-        if self._inner is None:
-            self._updates.fill_(updates)
-            return
-        for state in self._inner.state.values():
-            state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
-
-    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+    def update(self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]) -> None:
         """Launch one update, without waiting for the device.
 
         Args:
-            lr: learning rate of the step.
+            rules: learning rate and weight decay, by rule.
             scale: factor of the gradient, for clipping; None for none.
             skip: 1 to change nothing, 0 otherwise.
+            updates: number of updates with this one.
             shared: cache of numbers that all partitions use in this step; empty for the first partition.
         """
-        if self._inner is None:
-            self._update_at_once(lr, scale, skip, shared)
+        if self._compiled is not None:
+            self._update_at_once(rules, scale, skip, updates, shared)
             return
         if scale is not None:
             self.grad.mul_(scale)
-        for (run, rule), group in zip(self.runs, self._inner.param_groups, strict=True):
-            group["lr"] = lr * rule.lr_scale
-            group["params"][0].grad = self.grad[run].to(self.master.dtype)
-        self._inner.found_inf = skip
-        self._inner.step()
-        self._inner.zero_grad(set_to_none=True)
+        config, steps = self.config, updates.to(torch.float32)
+        for rule, (grad, master, *moments) in self._slices:
+            tensors = [[master], [grad.to(master.dtype)], *([moment] for moment in moments[: len(self.tensors) - 1])]
+            given: dict[str, Any] = {**rules[rule], "found_inf": skip, "maximize": False}
+            if len(tensors) == 4:
+                given |= {"max_exp_avg_sqs": [], "state_steps": [steps], "eps": config.eps, "amsgrad": False}
+                torch._fused_adamw_(*tensors, beta1=config.betas[0], beta2=config.betas[1], **given)
+            else:
+                given |= {"momentum_buffer_list": tensors.pop() if config.momentum else [], "is_first_step": False}
+                given |= {"momentum": config.momentum, "dampening": 0.0, "nesterov": False}
+                torch._fused_sgd_(*tensors[:2], **given)
         if self.master is not self.values:
             self.values.copy_(self.master)
 
-    def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+    def _update_at_once(
+        self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]
+    ) -> None:
         """Update each run by one kernel; numbers that change from step to step are tensors on the device."""
-        self._updates += 1 - skip
         keep = shared.setdefault("keep", skip == 0)
         for rule, tensors in self._slices:
             if rule not in shared:
-                rate, (beta, beta_sq) = lr * rule.lr_scale, self.config.betas
-                size, root = rate / (1 - beta**self._updates), (1 - beta_sq**self._updates).sqrt()
-                shared[rule] = size, root, torch.full_like(size, 1 - rate * rule.weight_decay)
+                rate, (beta, beta_sq) = rules[rule]["lr"], self.config.betas
+                size, root = rate / (1 - beta**updates), (1 - beta_sq**updates).sqrt()
+                shared[rule] = size, root, torch.full_like(size, 1 - rate * rules[rule]["weight_decay"])
             assert self._compiled is not None
             self._compiled(scale, keep, *shared[rule], *tensors)
 
@@ -211,7 +195,7 @@ class MuonPartition(Partition):
         self._mesh = mesh
         self._slots = [slot for slot in slots if start <= slot.start < self.stop]
 
-    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+    def update(self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]) -> None:
         """Make one update; see :meth:`Partition.update`."""
         keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
         # In place: the gradient is not needed afterwards.
@@ -228,9 +212,9 @@ class MuonPartition(Partition):
             else:
                 whole = orthogonalize(torch.cat([part[here].view(shape) for part in parts.unbind()], dim))
                 direction = whole.chunk(len(parts), dim)[self._mesh.rank("tp")]
-            rate = lr * slot.rule.lr_scale
+            rate = rules[slot.rule]["lr"]
             master = self.master[here].view(shape)
-            master.mul_(1 - rate * slot.rule.weight_decay * keep)
+            master.mul_(1 - rate * rules[slot.rule]["weight_decay"] * keep)
             master.sub_(direction.to(master.dtype) * (rate * _size(slot, self.config.muon_scale) * keep))
         if self.master is not self.values:
             self.values.copy_(self.master)
@@ -295,6 +279,14 @@ class Bucket:
         """Start to gather the values of all slices."""
         if group is not None:
             self.gathering = collectives.all_gather(self.values, self.values[self.share], group=group, async_op=True)
+
+    def whole_state(self, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+        """Gather the moments, and the master values if the model has others, from all slices, by name."""
+        made = {kind: part for kind, part in self.owned.tensors.items() if part is not self.owned.values}
+        for kind, part in made.items() if group is not None else ():
+            made[kind] = part.new_empty(self.plan.size)
+            collectives.all_gather(made[kind], part, group=group)
+        return made
 
     def wait(self) -> None:
         """Wait until the values are gathered."""

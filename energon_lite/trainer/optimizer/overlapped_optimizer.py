@@ -27,7 +27,7 @@ Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` explains
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, plan_buckets
 from energon_lite.trainer.optimizer.buckets import Bucket, sum_of_squares, sum_partial
-from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
 from energon_lite.trainer.parallel import collectives
@@ -50,13 +50,16 @@ from energon_lite.trainer.parallel.shards import Shard
 _IN_FLIGHT = 3
 
 
-class OverlappedDistributedOptimizer:
+class OverlappedDistributedOptimizer(torch.optim.Optimizer):
     """AdamW, SGD or Muon over slices of buckets, with communication that overlaps the model's computation.
 
     Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. After a backward
     pass, a parameter's ``grad`` has moved into a bucket, and reading it raises an error. A parameter without a gradient
     counts as zeros. Freeze parameters before making the optimizer. Forward passes and state dicts wait for current
     values; code that reads parameters in another way must call :meth:`wait_parameters` first.
+
+    ``param_groups`` has a group for each learning rate and weight decay, which schedulers may change between steps. The
+    moments are not in ``state``, but in :meth:`state_dict` and :meth:`shards`.
 
     Args:
         model: any module; its trainable parameters' memory moves into the buckets. Parameters without a layout
@@ -89,6 +92,15 @@ class OverlappedDistributedOptimizer:
             if not self.mesh.any_rank(any(config.group(name) is group for name in self.parameters)):
                 what = f"no parameter that is trained is in the group {group.match!r}"
                 raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
+        by_rule: defaultdict[Rule, list[nn.Parameter]] = defaultdict(list)
+        for name, p in self.parameters.items():
+            by_rule[config.rule(name, p.dim())].append(p)
+        self._rules = list(by_rule) or [Rule(0.0)]
+        groups: list[dict[str, Any]] = [
+            {"params": by_rule[rule], "lr": config.lr * rule.lr_scale, "weight_decay": rule.weight_decay}
+            for rule in self._rules
+        ]
+        super().__init__(groups, {"lr": config.lr, "weight_decay": config.weight_decay})
         self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         self._group = self.mesh.data_group
         self._buckets = self._lay_out()
@@ -100,7 +112,6 @@ class OverlappedDistributedOptimizer:
         self._first_step: FirstStep | None = FirstStep()
         self._count = AgreedCount(self.mesh)
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
-        self.set_updates(0)
         self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
@@ -125,14 +136,76 @@ class OverlappedDistributedOptimizer:
         if self._rounds.promised is not None and min(self._rounds.passed.values(), default=0) >= self._rounds.promised:
             refuse_reading(self._at)
 
-    def step(self, lr: float) -> float:
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], object] | None = None, *, lr: float | None = None
+    ) -> float:
         """Update the parameters; return the norm of the whole model's gradient before clipping.
 
         A step whose gradient is not finite changes nothing; all ranks see the same norm, so all skip it.
+
+        Args:
+            closure: called first, to compute the gradients; None if they are there.
+            lr: the learning rate, which each group multiplies by its ``lr_scale``; None for those of ``param_groups``.
         """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         return self.launch_step(lr)[0].item()
 
-    def launch_step(self, lr: float, leave_out: Tensor | None = None) -> Tensor:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients since the last step; they are never in ``grad``, so ``set_to_none`` has no effect.
+
+        Raises:
+            UsageError: gradients of a step that :meth:`begin_step` announced are there, and may be on their way.
+        """
+        counts = *self._rounds.fired.values(), *self._rounds.passed.values()
+        if self._rounds.promised is not None and any(counts):
+            what = "zero_grad() amid a step that begin_step() announced"
+            raise UsageError(what, fix="call it before begin_step(), or not at all: step() begins with new gradients")
+        if self._rounds.promised is None:
+            for bucket in self._buckets:
+                bucket.filled.clear()
+            if self._first_step:
+                self._first_step.forget()
+            self._start_step(None)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimizer is made; refuse others: they have no place in the buckets."""
+        if "_updates" in vars(self):
+            raise UsageError("a group of parameters came after the optimizer was made", fix="make it with all of them")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank's part of the model, as torch's AdamW does. Every rank must call it.
+
+        It is the same on all data-parallel ranks, and fits any number of them.
+        """
+        updates = self.updates
+        for bucket in self._buckets if updates else ():
+            whole = bucket.whole_state(self._group)
+            for slot in bucket.slots:
+                tensors = {kind: slot.of(flat).clone() for kind, flat in whole.items()}
+                self.state[slot.parameter] = {"step": torch.tensor(float(updates)), **tensors}
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state that :meth:`state_dict` returns, or that of torch's AdamW with the same groups."""
+        super().load_state_dict({**state_dict, "state": {}})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        updates = 0
+        for number, tensors in state_dict["state"].items():
+            bucket, slot = self._at[parameters[number]]
+            updates = max(updates, int(tensors["step"]))
+            if shard := bucket.owned.shard(slot):
+                for kind, here in shard.tensors.items():
+                    if kind != "master" or kind in tensors:
+                        here.copy_(tensors[kind].flatten()[shard.start : shard.stop])
+        self.set_updates(updates)
+
+    def launch_step(self, lr: float | None = None, leave_out: Tensor | None = None) -> Tensor:
         """Launch :meth:`step` without waiting for the device; returns float64 ``[2]`` on the device.
 
         Finish the reductions, clip, update, and start to gather the new values in the order of the forward pass. The
@@ -157,9 +230,12 @@ class OverlappedDistributedOptimizer:
             self._check_copies()
         norm = self._norm()
         scale, skip = self._judge(norm, leave_out)
-        shared: dict[Any, Any] = {}
+        rules, shared = {}, dict[Any, Any]()
+        for rule, group in zip(self._rules, self.param_groups, strict=True):
+            group["lr"] = group["lr"] if lr is None else lr * rule.lr_scale
+            rules[rule] = {name: float(group[name]) for name in ("lr", "weight_decay")}
         for bucket in reversed(self._queue):
-            bucket.owned.update(lr, scale, skip, shared)
+            bucket.owned.update(rules, scale, skip, self._updates, shared)
             bucket.gather(self._group)
         if self._first_step:
             self._learn(self._first_step)
@@ -180,8 +256,6 @@ class OverlappedDistributedOptimizer:
     def set_updates(self, updates: int) -> None:
         """Set the number of updates that the moments include, after reading a checkpoint."""
         self._updates.fill_(updates)
-        for bucket in self._buckets:
-            bucket.owned.set_updates(updates)
 
     def shards(self) -> Iterator[Shard]:
         """Yield this rank's shards of each parameter's state, to save or fill: master values and moments, as views."""

@@ -148,6 +148,10 @@ class FirstStep:
         """Record the arrival of a gradient."""
         self._now.append(parameter)
 
+    def forget(self) -> None:
+        """Drop the gradients of the micro-batch that has not ended."""
+        self._now.clear()
+
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
         """Close a micro-batch, or the pass of one chunk of layers, whose parameters are ``of``."""
         turn = self._turns.setdefault(frozenset(of or ()), len(self._turns))

@@ -114,6 +114,10 @@ def _few_cases() -> list[dict[str, Any]]:
     return chosen
 
 
+#: Of these few, so many that each choice is in one of them.
+FIRST = {0, 2, 4, 7, 8, 11, 12}
+
+
 def _name(case: dict[str, Any]) -> str:
     return "-".join(str(value).replace(" ", "_") for value in case.values())
 
@@ -171,7 +175,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("case", nightly_but(set(range(20)), _few_cases()), ids=_name)
+@pytest.mark.parametrize("case", nightly_but(FIRST, _few_cases()), ids=_name)
 def test_choices(case: dict[str, Any], leaf_of: Any, short_folder: Path) -> None:
     _run(case, leaf_of(50, "a"), short_folder)
 

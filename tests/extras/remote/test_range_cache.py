@@ -57,7 +57,7 @@ def test_it_is_counted_and_told_once(tmp_path: Path, wanted: ShardRange, caplog:
     cache._kept, cache._held = {}, {}
     assert [bytes(cache.get(one)) for one in ranges] == [right(one) for one in ranges]
     assert cache._folder is not None and cache._folder.damaged == 3
-    assert caplog.text.count("is damaged, it is fetched again") == 1
+    assert caplog.text.count("is damaged, it is made again") == 1
 
 
 def test_a_range_under_the_name_of_another(tmp_path: Path, wanted: ShardRange) -> None:

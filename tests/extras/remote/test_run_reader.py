@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardChangedError, UsageError
-from energon_lite.extras.remote import range_cache, run_reader
+from energon_lite.extras.remote import checked_folder, range_cache, run_reader
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.extras.remote.run_reader import RunReader
 from energon_lite.storage.files.shard_store import ShardStore
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_written(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(range_cache, "replacing", full)
+    monkeypatch.setattr(checked_folder, "replacing", full)
     (one,) = RunReader(source, None).ranges(3)
     assert bytes(cache.get(one)).startswith(b"text 3")
     assert caplog.text.count("No space left") == 1

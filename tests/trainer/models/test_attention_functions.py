@@ -20,9 +20,11 @@ from energon_lite.trainer.models.attention_functions import (
     sdpa,
     varlen,
     varlen_kernel,
+    window_mask,
 )
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.sequence import Run
+from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models.sequence import lengths_of_rows
 from tests.testing import examples
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -41,15 +43,18 @@ def one_by_one(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """What ``varlen_attn`` promises, ``[tokens, heads, width]``: the diagonal of each document ends lower right."""
-    assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
+    assert window_size[1] == 0 and enable_gqa == (q.shape[1] != k.shape[1])
     assert q_bounds.dtype == k_bounds.dtype == torch.int32
     made = torch.full_like(q, torch.nan)
+    assert (most_q, most_k) == tuple(max(bounds.diff().tolist()) for bounds in (q_bounds, k_bounds)), "not a row's"
     for (first, last), (begin, end) in zip(pairwise(q_bounds.tolist()), pairwise(k_bounds.tolist()), strict=True):
-        assert last - first <= most_q and end - begin <= most_k
         if first < last:
             keys, values = (x[begin:end].repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
             scores = torch.einsum("qhw,khw->hqk", q[first:last], keys) / q.shape[-1] ** 0.5
-            hidden = torch.ones(last - first, end - begin).triu(end - begin - (last - first) + 1).bool()
+            diagonal = end - begin - (last - first)
+            hidden = torch.ones(last - first, end - begin).triu(diagonal + 1).bool()
+            if window_size[0] >= 0:
+                hidden |= torch.ones_like(hidden).tril(diagonal - window_size[0] - 1)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
             made[first:last] = torch.einsum("hqk,khw->qhw", weights, values)
     return made
@@ -74,14 +79,22 @@ def test_one_kernel_sees_what_a_mask_shows() -> None:
             torch.randn(rows, heads, n, 4, generator=generator, dtype=torch.float64)
             for heads, n in ((4, length), (2, start + length), (2, start + length))
         )
+        rows = lengths_of_rows(documents, None)
+        masks = dense_mask(documents, start, length), document_segments(rows, start, length)
+        masks = *masks, packed_bounds(rows, start, length, CPU)
         made = [
-            function(q, k, v, Run(start, length, mask(documents, start, length)))
-            for function, mask in ((sdpa, dense_mask), (varlen, document_segments), (varlen_kernel, packed_bounds))
+            function(q, k, v, Run(start, length, mask))
+            for function, mask in zip((sdpa, varlen, varlen_kernel), masks, strict=True)
         ]
         for other in made[1:]:
             torch.testing.assert_close(other, made[0])
-        masked = sdpa(q, k, v, Run(start, length, dense_mask(torch.zeros_like(documents), start, length)))
-        torch.testing.assert_close(varlen_kernel(q, k, v, Run(start, length)), masked)
+        alone = sdpa(q, k, v, Run(start, length, dense_mask(torch.zeros_like(documents), start, length)))
+        torch.testing.assert_close(varlen_kernel(q, k, v, Run(start, length)), alone)
+        window = data.draw(st.integers(1, start + length))
+        near = window_mask(window, start, length, CPU)
+        for mask, bounds in ((near, None), (near & masks[0], masks[2])):
+            one = varlen_kernel(q, k, v, Run(start, length, bounds, window))
+            torch.testing.assert_close(one, sdpa(q, k, v, Run(start, length, mask)))
 
     check()
 

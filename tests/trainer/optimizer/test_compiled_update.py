@@ -30,7 +30,7 @@ def run(dtype: torch.dtype, compiled: bool) -> tuple[list[float], dict[str, torc
         factor = math.nan if number == 2 else 1.0
         (net(torch.ones(3, 30, dtype=dtype) * (number + 1)).square().sum() * factor).backward()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            norms.append(optimizer.step(0.01))
+            norms.append(optimizer.step(lr=0.01))
     touching = {
         event.name
         for event in profiler.events() or ()

@@ -179,7 +179,7 @@ def train(
             if (group := mesh.group(axis)) is not None:
                 dist.all_reduce(total, group=group)
         losses.append(float(total))
-        norms.append(optimizer.step(lr))
+        norms.append(optimizer.step(lr=lr))
     return Run(losses, norms, {name: value.clone() for name, value in net.state_dict(keep_vars=False).items()})
 
 

@@ -203,7 +203,7 @@ def run_steps(
         for seed in mine:
             (net(seed) / micro_batches).backward()
             optimizer.end_micro_batch()
-        norms.append(optimizer.step(LR))
+        norms.append(optimizer.step(lr=LR))
     optimizer.wait_parameters()
     return norms
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from energon_lite.trainer.models import attention_functions
 from energon_lite.trainer.models.config import VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
@@ -19,8 +20,8 @@ from tests.trainer.parallel.test_parity import BASE, Layout
 CONFIG = dataclasses.replace(BASE, num_layers=3, image_size=0, compile=True)
 
 
-def rows(number: int, length: int, *, packed: bool) -> Rows:
-    generator = torch.Generator().manual_seed(number * length)
+def rows(number: int, length: int, *, packed: bool, salt: int = 0) -> Rows:
+    generator = torch.Generator().manual_seed(number * length + salt)
     tokens, labels = torch.randint(0, 29, (2, number, length), generator=generator)
     documents = (torch.rand(number, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
     none = torch.zeros(0, dtype=torch.int64)
@@ -55,11 +56,11 @@ class Counted:
         made.sum().backward()
         return self.graphs - before
 
-    def run(self, number: int, length: int, *, packed: bool = False, learning: bool = True) -> int:
+    def run(self, number: int, length: int, *, packed: bool = False, learning: bool = True, salt: int = 0) -> int:
         """How many more graphs this batch makes."""
         before = self.graphs
         with torch.set_grad_enabled(learning):
-            run_pipeline(self.model, [rows(number, length, packed=packed)], backward=learning)
+            run_pipeline(self.model, [rows(number, length, packed=packed, salt=salt)], backward=learning)
         return self.graphs - before
 
 
@@ -79,6 +80,35 @@ def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) 
         assert not torch._dynamo.utils.counters["graph_break"]
 
     run_ranks(1, check)
+
+
+@torch.library.custom_op("energon_lite_tests::varlen", mutates_args=())
+def varlen_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, most_q: int, most_k: int) -> torch.Tensor:
+    return q * (v.sum() + k.sum() + most_q + most_k)
+
+
+@varlen_op.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, most_q: int, most_k: int) -> torch.Tensor:
+    return torch.empty_like(q)
+
+
+def test_the_longest_document_is_no_reason_to_compile_again(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one shape, with other documents each time: at most one graph more."""
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: Any, **_: Any) -> Any:
+        return varlen_op(q, k, v, *bounds[2:])
+
+    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
+    monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+
+    def check(rank: int) -> list[int]:
+        counted = Counted(build_mesh())
+        return [counted.run(2, 24, packed=True, learning=False, salt=salt) for salt in range(6)]
+
+    for found in run_ranks(1, check):
+        assert found[0] == 1 and sum(found[1:]) <= 1
 
 
 @pytest.mark.nightly

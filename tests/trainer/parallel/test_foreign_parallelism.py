@@ -182,7 +182,7 @@ def test_parts_that_are_taken_for_copies_are_found(run_ranks: RunRanks) -> None:
         net = HandMade(rank, weight=False)
         optimizer = OverlappedDistributedOptimizer(net, build_mesh(tp=2), CONFIG)
         net().backward()
-        optimizer.step(0.1)
+        optimizer.step(lr=0.1)
 
     assert "values differ among tensor-parallel ranks: weight\n" in refused(run_ranks, 2, at_once)
     assert "gradients differ among tensor-parallel ranks: weight, bias\n" in refused(run_ranks, 2, first_step)

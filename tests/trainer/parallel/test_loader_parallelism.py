@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
+from energon_lite.trainer import build_mesh
 
 DATA_PARALLEL_RANK = [0, 0, None, None, 1, 1, None, None]
 PIPELINE_PARALLEL_RANK = [0, 0, 1, 1, 0, 0, 1, 1]
@@ -160,6 +161,10 @@ def test_with_a_mesh_each_rank_does_what_its_role_asks_for(blend: str, run_ranks
 def test_meshes_without_some_dimensions(run_ranks: Any, sizes: tuple[int, ...], names: tuple[str, ...]) -> None:
     def rank(global_rank: int) -> tuple[int, int, bool, bool]:
         config = WorkerConfig.from_mesh(init_device_mesh("cpu", sizes, mesh_dim_names=names), num_workers=0)
+        ours = build_mesh(**dict(zip(names, sizes, strict=True)), order="-".join(reversed(names)))
+        same = WorkerConfig.from_mesh(ours, num_workers=0)
+        for name in ("rank", "world_size", "loads_data", "saves_state"):
+            assert getattr(same, name) == getattr(config, name), "the trainer's mesh means the same"
         return config.rank, config.world_size, config.loads_data, config.saves_state
 
     expected = {
@@ -169,6 +174,10 @@ def test_meshes_without_some_dimensions(run_ranks: Any, sizes: tuple[int, ...], 
         ("dp", "cp"): [(0, 2, True, True), (0, 2, True, False), (1, 2, True, True), (1, 2, True, False)],
     }
     assert run_ranks(4, rank) == expected[names]
+
+
+def test_a_mesh_of_one_process_is_one_rank() -> None:
+    assert WorkerConfig.from_mesh(build_mesh(), num_workers=2, seed_offset=5) == WorkerConfig(0, 1, 2, seed_offset=5)
 
 
 def test_wrong_meshes_and_ranks_out_of_step_are_named(blend: str, run_ranks: Any) -> None:

@@ -90,7 +90,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(run_ranks: RunRanks) -> N
         _, optimizer = train(net, build_mesh(), 2, 2, LAST)
         before = [t.clone() for shard in optimizer.shards() for t in (shard.values, *shard.tensors.values())]
         (net(0) * float("nan")).backward()
-        optimizer.step(0.1)
+        optimizer.step(lr=0.1)
         optimizer.wait_parameters()
         now = [t for shard in optimizer.shards() for t in (shard.values, *shard.tensors.values())]
         return all(map(torch.equal, before, now))

@@ -88,7 +88,7 @@ def run(
             optimizer.begin_step(1)
             net(x).sum().backward()
             optimizer.end_micro_batch()
-            optimizer.step(0.01)
+            optimizer.step(lr=0.01)
             optimizer.wait_parameters()
             peaks.append(allocated.part())
     return peaks, optimizer

@@ -17,7 +17,8 @@ from energon_lite.trainer.models.attention_functions import (
     varlen_kernel,
 )
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.sequence import Run
+from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models.sequence import lengths_of_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 GPU = torch.device("cuda")
@@ -34,8 +35,9 @@ def test_one_kernel_for_all_documents_is_the_dense_mask(start: int) -> None:
         for heads, n in ((8, length), (2, start + length), (2, start + length))
     ]
     made = []
-    for function, mask in ((sdpa, dense_mask), (varlen_kernel, packed_bounds)):
-        out = function(*given, Run(start, length, mask(documents, start, length)))
+    bounds = packed_bounds(lengths_of_rows(documents, None), start, length, GPU)
+    for function, mask in ((sdpa, dense_mask(documents, start, length)), (varlen_kernel, bounds)):
+        out = function(*given, Run(start, length, mask))
         made.append([out, *torch.autograd.grad(out.float().sin().sum(), given)])
     for mine, other in zip(made[1], made[0], strict=True):
         torch.testing.assert_close(mine, other, rtol=0.03, atol=0.03)

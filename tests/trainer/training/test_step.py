@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
+import pytest
 import torch
 
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models import attention_functions
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
@@ -23,19 +26,9 @@ MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, voca
 def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0) -> MultimodalBatch:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, MODEL.vocab_size, (rows, length + 1), generator=generator)
-    none = torch.zeros(0, dtype=torch.int64)
     documents = (torch.rand(rows, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
-    return MultimodalBatch(
-        __key__=[""] * rows,
-        __restore_key__=(),
-        tokens=tokens[:, :-1],
-        labels=tokens[:, 1:],
-        loss_mask=torch.ones(rows, length),
-        image=torch.zeros(0, 3, 0, 0),
-        image_rows=none,
-        image_starts=none,
-        documents=documents,
-    )
+    masks = {"loss_mask": torch.ones(rows, length), "documents": documents}
+    return MultimodalBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], **masks)
 
 
 def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
@@ -68,6 +61,47 @@ def test_a_step_makes_no_tensor_of_numbers_of_the_host() -> None:
         launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)
     names = {name for name, _ in operations.found}
     assert "aten.mm.default" in names and "aten.lift_fresh.default" not in names
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "kernel"])
+def test_documents_are_not_read_where_the_host_knows_their_lengths(
+    monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    """Finding where they begin on the device would wait for all work before, in each micro-batch."""
+    seen: list[tuple[int, int]] = []
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: Any, **_: Any) -> torch.Tensor:
+        seen.append(tuple(bounds[2:]))
+        return q * v.sum()
+
+    if attention == "kernel":
+        monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
+        monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+    mesh = build_mesh()
+    name = "varlen" if attention == "kernel" else attention
+    model = LlamaModel(dataclasses.replace(MODEL, attention=name), mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    batch = text(packed=True)
+    assert batch.documents is not None
+    known = dataclasses.replace(batch, document_lengths=document_lengths(batch.documents))
+    launch_step(model, optimizer, [batch], mesh, lr=1e-3)  # the first step learns the order of gradients
+    with host_reads() as found, Operations() as operations:
+        launch_step(model, optimizer, [known], mesh, lr=1e-3)
+    assert found == [] and "aten.nonzero.default" not in {name for name, _ in operations.found}
+    if attention == "kernel":
+        longest = max(known.document_lengths or ())
+        assert set(seen) == {(longest, longest)} and longest < 8, "not the length of a row"
+
+
+def test_the_mask_of_a_sliding_window_is_made_once() -> None:
+    mesh = build_mesh()
+    model = LlamaModel(dataclasses.replace(MODEL, sliding_window=3), mesh)
+    made = []
+    for _ in range(2):
+        with Operations() as operations, torch.no_grad():
+            model.all_logits(text(length=11).tokens)
+        made.append(sum("tril" in name or "triu" in name for name, _ in operations.found))
+    assert made[0] > 0 and made[1] == 0
 
 
 def test_keys_and_values_are_joined_only_to_be_gathered() -> None:

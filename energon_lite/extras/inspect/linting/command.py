@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from energon_lite.cli import job_options, json_object, make_task_encoder, progress, show_share
-from energon_lite.cli.arguments import code_hash
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
@@ -22,6 +21,7 @@ from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
 from energon_lite.extras.inspect.linting.run import LintReport, lint
 from energon_lite.extras.inspect.linting.work import Problem, Target
+from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.storage.index.index_cache import local_meta, open_index
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, read_info

@@ -1,0 +1,1 @@
+from .sample_store import SampleStore as SampleStore

@@ -1,0 +1,208 @@
+"""Folder of checksummed files that any number of processes read, write and clean up at the same time.
+
+Each file has ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum covers the file's name and the bytes, and
+is verified whenever a process takes the file. Therefore nothing has to be flushed to the disk: files that a power
+failure cut short, or that were replaced, count as missing. Folders and files are readable by their owner only, and
+files of other users are not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import struct
+import time
+import zlib
+from contextlib import suppress
+
+from energon_lite.errors import UsageError
+from energon_lite.storage.files.atomic_file import lock, replacing, unlock
+from energon_lite.storage.files.byte_ranges import map_file
+
+__all__ = ["CheckedFolder"]
+
+_log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<8sI4x")
+_MAGIC = b"ENRGLRNG"
+#: The share of a full folder that is kept when the files unused for longest are removed.
+_KEEP = 0.9
+#: Name of the file with the bytes of all files, and its format.
+_COUNT = "bytes.lock"
+_SIZE = struct.Struct("<Q")
+#: Seconds to wait for another process that counts, or makes room.
+_PATIENCE = 60.0
+#: Seconds between two attempts to make room in a folder whose files are all kept.
+_FULL_SECONDS = 60.0
+
+
+class CheckedFolder:
+    """Folder of checksummed files.
+
+    Args:
+        path: the folder.
+        limit: bytes of all files; the files unused for longest are removed.
+        option: the argument that names the folder, for messages.
+        kept: name of a subfolder whose files are never removed; "": there is none.
+
+    Attributes:
+        damaged: files whose contents were not as they had been written.
+
+    Raises:
+        UsageError: the folder cannot be made.
+
+    Example:
+        >>> folder = CheckedFolder("/scratch/cache", 1 << 40, option="read_ahead")
+        >>> folder.write(folder.place(b"key"), b"data")
+        >>> bytes(folder.find(folder.place(b"key"), 4))
+        b'data'
+    """
+
+    def __init__(self, path: str, limit: int, *, option: str, kept: str = ""):
+        self.path = os.path.abspath(os.path.expanduser(path))
+        self.damaged = 0
+        self._limit = limit
+        self._kept = os.path.join(self.path, kept) if kept else ""
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            if not os.path.isdir(self.path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
+        except OSError as error:
+            raise UsageError(
+                f"{option}: the folder cannot be used: {error.strerror or error}",
+                where=self.path,
+                fix="give a folder that this process can write to",
+            ) from error
+        self._full_until = 0.0
+
+    def place(self, key: bytes) -> str:
+        """Return the path of the file for a key."""
+        name = hashlib.sha256(key).hexdigest()[:40]
+        return os.path.join(self._kept or self.path, name[:2], name)
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a file, which may be damaged."""
+        return os.path.exists(path)
+
+    def find(self, path: str, size: int | None = None) -> memoryview | None:
+        """Map the bytes of a file if it exists and is intact; a damaged one is removed.
+
+        Args:
+            path: its path, from :meth:`place`.
+            size: its bytes, if they are known.
+        """
+        with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
+            length = os.fstat(file.fileno()).st_size
+            is_whole = length > _HEADER.size if size is None else length == _HEADER.size + size
+            view = map_file(file.fileno()) if is_whole else memoryview(b"")
+            data = view[_HEADER.size :]
+            if bytes(view[: _HEADER.size]) == _header(path, data):
+                os.utime(file.fileno())  # the time of last use, by which files are removed
+                return data
+            self.damaged += 1
+            if self.damaged == 1:
+                _log.warning("a file in the cache folder is damaged, it is made again (logged once): %s", path)
+            os.unlink(path)
+        return None
+
+    def write(self, path: str, data: bytes) -> bool:
+        """Write a file; return False if there is no room for it.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
+        if not self._reserve(_HEADER.size + len(data)):
+            return False
+        for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
+            _make_own(folder)
+        with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
+            file.write(_header(path, data))
+            file.write(data)
+        return True
+
+    def _reserve(self, size: int) -> bool:
+        """Count bytes that are about to be written; return False if the folder is full.
+
+        The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
+        outside, stay in it until the folder seems full, and is measured.
+        """
+        now = time.monotonic()
+        if now < self._full_until:
+            return False
+        descriptor = os.open(os.path.join(self.path, _COUNT), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            lock(descriptor, _PATIENCE)  # without locks, the count is less exact
+            stored = os.pread(descriptor, _SIZE.size, 0)
+            used = _SIZE.unpack(stored)[0] if len(stored) == _SIZE.size else self._limit
+            if used + size > self._limit:
+                used = self._make_room(size)
+            has_room = used + size <= self._limit
+            self._full_until = 0.0 if has_room else now + _FULL_SECONDS
+            os.pwrite(descriptor, _SIZE.pack(used + size if has_room else used), 0)
+            return has_room
+        finally:
+            unlock(descriptor)
+            os.close(descriptor)
+
+    def _make_room(self, size: int) -> int:
+        """Measure the folder, and remove files until it may grow by a tenth; return the bytes that stay."""
+        files = []
+        total = 0
+        for place, _, names in os.walk(self.path):
+            is_kept = bool(self._kept) and place.startswith(self._kept)
+            for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
+                with suppress(OSError):
+                    status = os.stat(path)
+                    total += status.st_size
+                    if not is_kept:
+                        files.append((status.st_mtime_ns, status.st_size, path))
+        if total + size <= self._limit:
+            return total  # the count was wrong
+        for _, bytes_of, path in sorted(files):
+            if total + size <= _KEEP * self._limit:
+                break
+            with suppress(OSError):  # another process has removed it already
+                os.unlink(path)
+            total -= bytes_of
+        return total
+
+
+def _header(path: str, data: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a regular file of this user, following no link, and return its descriptor.
+
+    Raises:
+        OSError: there is something else at the path.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(errno.EPERM, f"{path} is not a file of this user")
+    return fd
+
+
+def _make_own(folder: str) -> None:
+    """Create a folder of this user if it does not exist; a link to a folder is refused.
+
+    Raises:
+        OSError: there is something else at the path.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{folder} is not a folder of this user") from None

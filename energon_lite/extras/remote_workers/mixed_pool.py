@@ -1,0 +1,267 @@
+"""Pool of local workers and workers elsewhere. Local ones come first: others get what local ones cannot do in time."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+
+from energon_lite.extras.remote_workers.host_load import HostLoad
+from energon_lite.loading.executors.channels import Channel
+from energon_lite.loading.executors.executor_handle import PoolRequest
+from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, trainer_ends
+from energon_lite.loading.executors.worker_pool import WorkerPool, fewest_jobs
+from energon_lite.loading.makers.outcomes import Result
+
+__all__ = ["MixedPool", "Pace", "RemoteHandle", "WorkerSource"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks for workers that are silent or late.
+_LOOK = 0.1
+#: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
+_SILENT, _GONE = 0.6, 10.0
+#: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs.
+_LATE, _LATE_JOBS = 0.1, 3.0
+#: Weight of the last measurement in a moving average.
+_LAST = 0.1
+#: A longer pause of the trainer, in steps, counts as this many: it saves, or evaluates.
+_PAUSE = 4.0
+#: Share of their time that local workers may need to keep up, before others are given jobs.
+_BUSY = 0.95
+
+
+class RemoteHandle(WorkerHandle):
+    """Handle of a worker elsewhere.
+
+    Attributes:
+        is_silent: its jobs were given to others, because nothing was heard of it.
+    """
+
+    #: The end of a connection is no proof that the job is to blame.
+    blame = 0.25
+    is_silent = False
+
+    def __init__(self, number: int, channel: Channel, name: str):
+        super().__init__(number, channel)
+        self._name = name
+        trainer_ends.add(channel)
+
+    def silence(self, now: float) -> float:
+        """Return the seconds without a sign of it; 0.0 if its end is noticed in any case."""
+        return 0.0
+
+    def end_text(self) -> str:
+        return "is gone"
+
+    def stacks(self) -> str:
+        return "(its stack is not shown here)"
+
+    def __str__(self) -> str:
+        return f"worker {self.number} ({self._name})"
+
+
+class WorkerSource:
+    """Source of workers elsewhere: it finds them, or starts them, in threads of its own. A pool never waits for it."""
+
+    def start(self) -> None:
+        """Begin to find workers."""
+        raise NotImplementedError
+
+    def take(self, alone: bool) -> Sequence[RemoteHandle]:
+        """Return the workers that have joined since the last call.
+
+        Args:
+            alone: the pool has no worker.
+
+        Raises:
+            UsageError: the pool has none, and those that were found refuse to work for it.
+        """
+        raise NotImplementedError
+
+    def left(self, worker: RemoteHandle) -> None:
+        """Take note that the pool has dropped a worker."""
+
+    def need(self, is_short: bool) -> None:
+        """Take note of whether local workers cannot keep up."""
+
+    def close(self) -> None:
+        """Stop to find workers; may be called twice. The pool closes those that have joined."""
+        raise NotImplementedError
+
+
+class Pace:
+    """Comparison of the trainer's speed with that of local workers, from moving averages.
+
+    Args:
+        local: number of local workers.
+    """
+
+    def __init__(self, local: int):
+        self._local = local
+        self._jobs = 0
+        self._step: float | None = None  # seconds of the trainer between two results
+        self._job: float | None = None  # seconds of a local worker for a job
+        self._given: float | None = None  # time at which the trainer got a result
+
+    def ask(self, now: float) -> None:
+        """Note that the trainer requests a result."""
+        if self._given is not None:
+            step = now - self._given
+            before = step if self._step is None else self._step
+            self._step = before + _LAST * (min(step, _PAUSE * before) - before)
+
+    def give(self, now: float) -> None:
+        """Note that the trainer gets a result."""
+        self._given = now
+
+    def made(self, seconds: float) -> None:
+        """Note the seconds of a job of a local worker. The first job of each, which opens files, does not count."""
+        self._jobs += 1
+        if self._jobs <= self._local:
+            return
+        before = seconds if self._job is None else self._job
+        self._job = before + _LAST * (seconds - before)
+
+    @property
+    def is_short(self) -> bool:
+        """True if local workers cannot keep up with the trainer."""
+        if not self._local:
+            return True
+        if self._step is None or self._job is None:
+            return False
+        return self._job > _BUSY * self._step * self._local
+
+
+class MixedPool(WorkerPool):
+    """Pool whose further workers come from a source, and may leave at any time.
+
+    Args:
+        request: arguments of the pool, from its loader.
+        source: source of the workers elsewhere.
+        host_load: share of this machine's processors above which local workers begin no further jobs; None: any.
+    """
+
+    def __init__(self, request: PoolRequest, source: WorkerSource, host_load: float | None = None):
+        self._source = source
+        self._pace = Pace(request.num_workers)
+        self._load = None if host_load is None else HostLoad(host_load)
+        super().__init__(request.runner, request.num_workers, request.options, request.work)
+        weakref.finalize(self, source.close)
+        source.start()
+
+    @property
+    def _elsewhere(self) -> list[RemoteHandle]:
+        return [worker for worker in self._workers if isinstance(worker, RemoteHandle)]
+
+    @property
+    def more_ahead(self) -> int:
+        return self._base_depth * len(self._elsewhere) if self._pace.is_short else 0
+
+    def ahead(self, jobs: int) -> int:
+        return super().ahead(jobs + self.more_ahead)
+
+    def result(self, ticket: int) -> Result:
+        self._pace.ask(time.monotonic())
+        try:
+            return super().result(ticket)
+        finally:
+            self._pace.give(time.monotonic())
+
+    def cancel(self) -> None:
+        if not self._whole and self._is_open:
+            elsewhere = self._elsewhere
+            end_workers(elsewhere, 0.0)
+            for worker in elsewhere:
+                self._forget(worker)
+        super().cancel()
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _free_worker(self, most: int) -> WorkerHandle | None:
+        """Return a local worker; or one elsewhere, if local ones cannot keep up. A job in which a worker ended is left
+        to local ones, whose end says more."""
+        elsewhere = [worker for worker in self._elsewhere if not worker.is_silent]
+        local = self._workers[: self._num_workers]
+        spares = bool(elsewhere) and self._load is not None and self._load.is_high()
+        if not spares and (worker := fewest_jobs(local, most)) is not None:
+            return worker
+        if local and not spares and (not self._pace.is_short or self._waiting[0] in self._deaths):
+            return None
+        return fewest_jobs(elsewhere, most)
+
+    def _next_jobs(self, wanted: int) -> list[int]:
+        while self._waiting and self._waiting[0] not in self._jobs:  # a worker that was silent has answered after all
+            self._waiting.popleft()
+        return super()._next_jobs(wanted)
+
+    def _running(self) -> int:
+        silent = sum(len(worker.tickets) for worker in self._elsewhere if worker.is_silent)
+        return super()._running() - silent
+
+    def _collect(self, timeout: float | None) -> bool:
+        found = super()._collect(_LOOK if timeout is None else min(timeout, _LOOK))
+        for joined in self._source.take(alone=not self._workers):
+            self._workers.append(joined)
+            self._poll.register(joined.channel.fileno(), 1)
+        self._source.need(self._pace.is_short)
+        self._look_for_silence()
+        if self._awaited in self._jobs:
+            self._hedge(self._awaited)
+        return found
+
+    def _take_answers(self, worker: WorkerHandle) -> None:
+        before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
+        super()._take_answers(worker)
+        done = jobs - len(worker.tickets)
+        if not done:  # only a sign of life
+            worker.since = since
+        elif isinstance(worker, LocalHandle):
+            self._pace.made((self._work.busy - before) / done)
+
+    def _look_for_silence(self) -> None:
+        """Give the jobs of workers that are silent to others; drop those that are silent for long."""
+        now = time.monotonic()
+        for worker in self._elsewhere:
+            silence = worker.silence(now)
+            if silence > _GONE:
+                self._replace(worker, hung=True)
+            elif silence > _SILENT and not worker.is_silent:
+                worker.is_silent = True
+                jobs = self._lost_with(worker)
+                self._waiting.extendleft(reversed(jobs))
+                logger.warning("%s is silent; %d of its jobs are given to others", worker, len(jobs))
+            else:
+                worker.is_silent = silence > _SILENT
+
+    def _hedge(self, ticket: int) -> None:
+        """Give the job that the trainer waits for to an idle worker, too, if it is late. The first answer counts: jobs
+        are pure."""
+        holders = [worker for worker in self._workers if ticket in worker.tickets]
+        late = max(_LATE, _LATE_JOBS * self._seconds)
+        if len(holders) != 1 or time.monotonic() - holders[0].since < late:
+            return
+        idle = fewest_jobs([worker for worker in self._workers if not getattr(worker, "is_silent", False)], 0)
+        if idle is not None:
+            self._send(idle, [ticket])
+
+    def _lost_with(self, worker: WorkerHandle) -> list[int]:
+        others = [other for other in self._workers if other is not worker and not getattr(other, "is_silent", False)]
+        held = {ticket for other in others for ticket in other.tickets} | {*self._waiting}
+        return [ticket for ticket in super()._lost_with(worker) if ticket not in held]
+
+    def _put_in_place(self, worker: WorkerHandle) -> str:
+        if not isinstance(worker, RemoteHandle):
+            return super()._put_in_place(worker)
+        self._forget(worker)
+        return "others do its work"
+
+    def _forget(self, worker: RemoteHandle) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
+        self._source.left(worker)

@@ -1,0 +1,325 @@
+"""Server of workers: processes that run the jobs of trainers on other machines, one trainer's connection each.
+
+A worker process shakes hands with a trainer, runs its jobs until the connection ends, and ends; the server then forks
+another one. So no state is left of a trainer, and a job that hangs or dies costs a connection only.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
+from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, Frame, FrameError, frame, frames, send_some
+from energon_lite.extras.remote_workers.handshake import RefusedError, greet
+from energon_lite.extras.remote_workers.run_card import check_card, run_card
+from energon_lite.extras.remote_workers.tcp_workers import keep_alive
+from energon_lite.loading.executors import wire
+from energon_lite.loading.executors.transport import Message
+from energon_lite.loading.executors.worker_process import (
+    TrainerEnd,
+    can_kernel_watch,
+    end_with_trainer,
+    prefetch,
+    renew_streams,
+    run_jobs,
+)
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.chunk_job import ChunkJob
+from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.loading.makers.observers import StageTimer
+from energon_lite.loading.makers.outcomes import FailureLog
+from energon_lite.worker_config import set_worker_number
+
+__all__ = ["JobServer", "jobs_in"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two signs of life.
+_BEAT = 0.15
+#: Bytes of answers that wait to be sent, at most, unless there is one only.
+_WAITING = 64 << 20
+#: Seconds of each step of TLS in a handshake, at most.
+_PATIENCE = 5.0
+#: Seconds that a restart of a worker is delayed if workers end at once.
+_CALM = 0.05
+
+
+class JobServer:
+    """Workers that run the jobs of a data set for trainers.
+
+    Args:
+        dataset: data set of the jobs; trainers have the same one.
+        host, port: address to listen at; port 0: any free one.
+        workers: number of worker processes.
+        secret: secret that trainers know.
+        tls: certificates, in place of the secret, or with it.
+        max_bytes: size of a message of a trainer, at most.
+
+    Attributes:
+        address: ``host:port``.
+
+    Raises:
+        UsageError: other machines can reach the address, and there is neither a secret nor TLS.
+
+    Example:
+        >>> with JobServer(dataset, "127.0.0.1", 0, workers=4) as server:
+        ...     server.run()
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        host: str,
+        port: int,
+        *,
+        workers: int = 1,
+        secret: bytes | None = None,
+        tls: TlsFiles | None = None,
+        max_bytes: int = 1 << 30,
+    ):
+        if secret is None and tls is None and not is_loopback(host):
+            raise UsageError(
+                f"a server at {host}, which other machines can reach, without a secret or TLS",
+                fix="give --secret-file (openssl rand -hex 32 > secret), or --tls-...; or listen at 127.0.0.1",
+            )
+        runs = dataset.resolved
+        self._identity = runs.identity
+        self._runner = runs.runner()
+        self._config = dataset.worker_config
+        self._card = run_card(self._identity.to_plain(), self._runner)
+        self._workers = workers
+        self._secret = secret
+        self._tls = None if tls is None else tls.context(server=True)
+        self._max_bytes = max_bytes
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
+        self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
+        self._processes: dict[int, BaseProcess] = {}
+
+    @property
+    def refused(self) -> int:
+        """Number of connections that were closed because of their handshake or their frames."""
+        return sum(struct.unpack(f"<{self._workers}Q", self._bad[:]))
+
+    def run(self) -> None:
+        """Run workers, and replace those that end, until an interrupt or :meth:`close`."""
+        logger.info("%d workers at %s, fingerprint %s", self._workers, self.address, self._identity.fingerprint)
+        try:
+            while self._listener.fileno() >= 0:
+                self._tend()
+                wait([process.sentinel for process in self._processes.values()], 0.5)
+        finally:
+            self.close()
+
+    def _tend(self) -> None:
+        """Start the workers that are missing."""
+        context = multiprocessing.get_context("fork")
+        for number in range(self._workers):
+            process = self._processes.get(number)
+            if process is not None and process.is_alive():
+                continue
+            if process is not None and process.exitcode:
+                logger.warning("worker %d ended with status %s; it is replaced", number, process.exitcode)
+                time.sleep(_CALM)
+            name = f"energon-lite-server-{number}"
+            made = context.Process(target=self._work, args=(number, os.getpid()), name=name, daemon=True)
+            made.start()
+            self._processes[number] = made
+
+    def close(self) -> None:
+        """End all workers; may be called twice."""
+        self._listener.close()
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.join()
+        self._processes.clear()
+
+    def __enter__(self) -> JobServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- in a worker ----------------------------------------------------------------------------------------------
+
+    def _work(self, number: int, server: int) -> None:
+        """Accept connections until one is a trainer's; run its jobs."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        renew_streams()
+        set_worker_number(number)
+        end_with_trainer(server, by_kernel=can_kernel_watch("fork"))
+        while True:
+            connection, peer = self._listener.accept()
+            with connection:
+                try:
+                    connection, card = self._greeted(connection)
+                except (RefusedError, EOFError, OSError) as error:
+                    self._count(number, peer[0], error)
+                    continue
+                try:
+                    self._serve(connection, card, number)
+                except FrameError as error:
+                    self._count(number, peer[0], error)
+                except (EOFError, OSError):
+                    pass  # the trainer has closed the connection, or has ended
+                except Exception:
+                    logger.exception("a worker ends because of an error outside of its jobs")
+                os._exit(0)
+
+    def _count(self, number: int, peer: str, error: BaseException) -> None:
+        """Count a connection that is closed because of what came through it."""
+        (count,) = struct.unpack_from("<Q", self._bad, 8 * number)
+        struct.pack_into("<Q", self._bad, 8 * number, count + 1)
+        reason = str(error).split("\n")[0] or type(error).__name__
+        logger.warning("a connection of %s is closed: %s (%d until now)", peer, reason, self.refused)
+
+    def _greeted(self, connection: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
+        """Shake hands with a trainer. Return the connection, with TLS if it is used, and what the trainer runs.
+
+        Raises:
+            RefusedError, EOFError, OSError: the other side is no trainer of this run.
+        """
+        keep_alive(connection)
+        connection.settimeout(_PATIENCE)
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_side=True)
+        told = {"workers": self._workers}
+        return connection, greet(
+            connection, self._secret, lambda card: check_card(card, self._card, self._identity), told
+        )
+
+    def _serve(self, connection: socket.socket, card: Mapping[str, Any], number: int) -> None:
+        """Run the jobs of a trainer.
+
+        Raises:
+            FrameError: it sends what is no job.
+            EOFError, OSError: the connection has ended.
+        """
+        runner = self._runner
+        runner.services.failures = FailureLog()
+        runner.services.worker_config = self._config
+        limit = min(int(card["max_bytes"]), self._max_bytes)
+        end = _Connection(connection, runner, limit)
+        run_jobs(end, runner, (StageTimer(runner.leaves, number),) if card.get("trace") else ())
+
+
+def jobs_in(body: memoryview) -> tuple[list[tuple[int, Job]], bool]:
+    """Return the jobs in a message of a trainer, with their tickets, and whether to note each step of them.
+
+    Raises:
+        FrameError: the message has no jobs.
+    """
+    try:
+        jobs, noted = wire.unpack(body)
+        if not jobs or not all(type(ticket) is int and isinstance(job, (Job, ChunkJob)) for ticket, job in jobs):
+            raise TypeError("there are no jobs in it")
+        return jobs, bool(noted)
+    except Exception as error:
+        raise FrameError(f"a message that cannot be read: {error}") from None
+
+
+class _Connection(TrainerEnd):
+    """A worker's end of a connection. One thread receives and works; another one sends answers, and signs of life.
+
+    Args:
+        connection: the connection, after the handshake.
+        runner: runner of the jobs.
+        max_bytes: size of a message, at most.
+    """
+
+    def __init__(self, connection: socket.socket, runner: JobRunner, max_bytes: int):
+        connection.setblocking(False)
+        self._connection = connection
+        self._runner = runner
+        self._max_bytes = max_bytes
+        self._frames = frames(connection, [max_bytes])
+        self._lock = threading.Lock()  # of the connection: TLS takes one call at a time
+        self._changed = threading.Condition()
+        self._waiting: deque[memoryview] = deque()
+        self._bytes = 0
+        threading.Thread(target=self._send_all, name="energon-lite-answers", daemon=True).start()
+
+    def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
+        while True:
+            got = self._receive()
+            if got.kind != MESSAGE:
+                raise FrameError("a frame out of turn")
+            jobs, noted = jobs_in(got.body)
+            if self._runner.reads_ahead:
+                prefetch(self._runner, jobs)
+            return jobs, noted
+
+    def _receive(self) -> Frame:
+        while True:
+            with self._lock:
+                got = next(self._frames)
+            if got is not None:
+                return got
+            _wait_for(self._connection, select.POLLIN)
+
+    def pack(self, obj: Any) -> Message:
+        message = wire.pack(obj)
+        size = sum(part.nbytes for part in message)
+        if size > self._max_bytes:
+            raise ValueError(f"{size:,} bytes; max_bytes of TcpWorkers and of the server allows {self._max_bytes:,}")
+        return message
+
+    def unpack(self, memory: memoryview) -> Any:
+        return wire.unpack(memory)
+
+    def send(self, message: Message) -> None:
+        body = frame(MESSAGE, message)
+        own = memoryview(b"".join(body))  # a hook may use the memory of its tensors again
+        with self._changed:
+            while self._bytes and self._bytes + own.nbytes > _WAITING:
+                self._changed.wait()
+            self._waiting.append(own)
+            self._bytes += own.nbytes
+            self._changed.notify_all()
+
+    def _send_all(self) -> None:
+        """Send what waits; and a sign of life from time to time. End the process if the trainer is gone."""
+        try:
+            while True:
+                with self._changed:
+                    if not self._waiting:
+                        self._changed.wait(_BEAT)
+                    own = self._waiting.popleft() if self._waiting else memoryview(b"".join(frame(BEAT)))
+                left = [own]
+                while True:
+                    with self._lock:
+                        send_some(self._connection, left)
+                    if not left:
+                        break
+                    _wait_for(self._connection, select.POLLOUT)
+                with self._changed:
+                    self._bytes = sum(one.nbytes for one in self._waiting)
+                    self._changed.notify_all()
+        except (OSError, ssl.SSLError, ValueError):
+            os._exit(0)
+
+
+def _wait_for(connection: socket.socket, event: int) -> None:
+    ready = select.poll()
+    ready.register(connection, event)
+    ready.poll(1000)

@@ -1,0 +1,271 @@
+"""A store of samples changes no batch, whatever has happened to its files, and spares the work where it can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.extras.remote import SampleStore
+from tests.core.laws import oracle
+from tests.core.laws.sources import write_data
+from tests.testing import ALONE, alone, damaged, examples, take
+
+LARGE = 1 << 30
+
+
+class Encoder(TaskEncoder):
+    """Writes down each call. Some samples draw, some ask for their number, some are left out."""
+
+    def __init__(self, calls: Path, salt: int = 0):
+        self.calls = str(calls)
+        self.salt = salt
+
+    def encode_sample(self, sample: Any) -> Any:
+        with open(self.calls, "a") as file:
+            file.write(f"{sample.text}\n")
+        number = int(sample.text.rsplit("-", 1)[-1])
+        extra = self.salt
+        if number % 4 == 1:
+            extra += float(torch.rand(()))
+        if number % 4 == 2:
+            extra += float(self.rng.random())
+        if number % 8 == 3:
+            extra += self.current_sample_index
+        if number == 7:
+            raise SkipSample("7")
+        return {"__key__": sample.__key__, "values": torch.full((1 + number % 3,), extra), "pair": (number, "x")}
+
+    def batch(self, samples: list[Any]) -> Any:
+        for sample in samples:
+            sample["values"] += 1  # in place: it must not be found in the store
+        return samples
+
+
+@pytest.fixture
+def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[list[Any], int]]:
+    """``run(...)``: batches of a run, and how often the hook was called."""
+
+    def batches(
+        store: SampleStore | None,
+        *,
+        config: WorkerConfig = ALONE,
+        encoder: TaskEncoder | None = None,
+        count: int = 20,
+        **arguments: Any,
+    ) -> tuple[list[Any], int]:
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        encoder = encoder or Encoder(calls)
+        arguments = {"batch_size": 4, **arguments}
+        dataset = get_train_dataset(leaf_of(32), worker_config=config, task_encoder=encoder, **arguments)
+        with get_savable_loader(dataset, sample_store=store) as loader:
+            return take(loader, count), len(calls.read_text().split())
+
+    return batches
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+def store_in(tmp_path: Path, **arguments: Any) -> SampleStore:
+    return SampleStore(str(tmp_path / "store"), **{"max_bytes": LARGE, **arguments})
+
+
+def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_data(tmp_path / "data")
+    make = oracle.get_savable_loader
+    store = store_in(tmp_path, checked=7)
+    monkeypatch.setattr(oracle, "get_savable_loader", lambda *of, **more: make(*of, sample_store=store, **more))
+    count = examples(4)
+    for seed in range(300, 300 + count):
+        for _ in range(2):
+            outcome, why = oracle.outcome_of(seed, root)
+            assert outcome != "DIFFERENT", why
+    assert files_in(tmp_path / "store")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_epoch_makes_only_what_depends_on_it(
+    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], workers: int
+) -> None:
+    expected, calls = run(None)
+    assert calls > 80
+    config = alone(workers)
+    batches, first = run(store_in(tmp_path, checked=0), config=config)
+    assert same(batches, expected)
+    draws = sum(number % 4 in (1, 2) or number % 8 == 3 for number in range(32))
+    assert first <= calls - 20 or workers  # workers read ahead
+    again, calls = run(store_in(tmp_path, checked=0), config=config)
+    assert same(again, expected)
+    assert calls <= 3 + 9 * workers  # the sample that is left out, in each of three epochs, and what is read ahead
+    other, calls = run(store_in(tmp_path, checked=0), config=config, batch_size=5, count=6)
+    assert same(other, run(None, batch_size=5, count=6)[0])
+    assert 0 < calls <= draws + 2 + 15 * workers
+
+
+def test_hits_are_counted(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    dataset = get_val_dataset(leaf_of(32), worker_config=ALONE, batch_size=4, task_encoder=Encoder(tmp_path / "calls"))
+    for hits in (0, 31):
+        with get_savable_loader(dataset, sample_store=store_in(tmp_path)) as loader:
+            assert len(list(loader)) == 8
+            assert loader.stats()["cache"]["stored_samples"] == hits
+
+
+@pytest.mark.parametrize("other", [{"version": "2"}, {}])
+def test_other_hooks_have_other_samples(run: Callable[..., Any], tmp_path: Path, other: dict[str, Any]) -> None:
+    encoder = Encoder(tmp_path / "calls", salt=0 if other else 5)
+    expected, _ = run(None, encoder=encoder, count=7)  # less than an epoch
+    run(store_in(tmp_path), count=8)
+    found, calls = run(store_in(tmp_path, **other), encoder=encoder, count=7)
+    assert repr(found) == repr(expected) and calls >= 28
+
+
+@settings(max_examples=examples(12))
+@given(st.data())
+def test_a_damaged_file_is_made_again(
+    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], data: st.DataObject
+) -> None:
+    expected, _ = run(store_in(tmp_path), count=8)
+    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
+        path.write_bytes(damaged(data, path.read_bytes()))
+    assert same(run(store_in(tmp_path), count=8)[0], expected)
+
+
+class Unsteady(TaskEncoder):
+    """Draws from a generator that is not its sample's."""
+
+    def __init__(self) -> None:
+        self.own = Random(time.monotonic_ns())
+
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample: Any) -> Any:
+        return {"__key__": sample.__key__, "drawn": self.own.random()}
+
+
+def test_hooks_that_change_are_noticed(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    dataset = get_train_dataset(leaf_of(8), worker_config=ALONE, batch_size=4, task_encoder=Unsteady())
+    with get_savable_loader(dataset, sample_store=store_in(tmp_path, checked=5)) as loader:
+        with pytest.raises(FatalSampleError, match="another sample than the hooks make now"):
+            take(loader, 8)
+
+
+def test_a_full_folder_keeps_what_it_has(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, same: Callable[..., bool]
+) -> None:
+    expected, _ = run(None)
+    store = store_in(tmp_path, max_bytes=4000, checked=0)
+    assert same(run(store)[0], expected)
+    kept = {path: path.read_bytes() for path in files_in(tmp_path / "store")}
+    assert len(kept) > 3 and sum(map(len, kept.values())) <= 4000
+    assert same(run(store)[0], expected)
+    found = {path: path.read_bytes() for path in files_in(tmp_path / "store")}
+    assert kept.items() <= found.items() and sum(map(len, found.values())) <= 4000
+    assert caplog.text.count("is full; further samples are made each time") == 2  # once a loader
+    # Samples of other hooks, which nobody uses any more, give way.
+    assert same(run(store_in(tmp_path, max_bytes=4000, version="2"))[0], expected)
+    assert not kept.keys() <= {*files_in(tmp_path / "store")}
+
+
+def test_a_full_disk_is_told_once(
+    run: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    same: Callable[..., bool],
+) -> None:
+    expected, _ = run(None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert same(run(store_in(tmp_path))[0], expected)
+    assert caplog.text.count("No space left on device") == 1
+    assert not files_in(tmp_path / "store")
+
+
+def test_kills_leave_nothing_wrong(run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool]) -> None:
+    expected, _ = run(None, count=8)
+    random = Random(0)
+    began = time.monotonic()
+    run(store_in(tmp_path), count=8)
+    longest = 2 * (time.monotonic() - began)
+    for _ in range(examples(20)):
+        for path in files_in(tmp_path / "store"):
+            if random.random() < 0.3:
+                path.unlink()
+        child = os.fork()
+        if child == 0:
+            run(store_in(tmp_path), count=8)
+            os._exit(0)
+        time.sleep(random.random() * longest)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)
+
+
+class Nothing(TaskEncoder):
+    decoder = None
+
+
+class Several(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample
+        yield sample
+
+
+@pytest.mark.parametrize(
+    ("encoder", "why"), [(Nothing(), "makes anything of the samples"), (Several(), "any number of samples")]
+)
+def test_it_is_said_where_it_has_no_effect(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, encoder: TaskEncoder, why: str
+) -> None:
+    assert repr(run(store_in(tmp_path), encoder=encoder, count=4)) == repr(run(None, encoder=encoder, count=4))
+    assert why in caplog.text and not files_in(tmp_path / "store")
+
+
+class Odd(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return {"__key__": sample.__key__, "more": np.array([object()])}
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_samples_that_cannot_be_stored_are_made(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches, _ = run(store_in(tmp_path), encoder=Odd(), count=4)
+    assert [sample["__key__"] for sample in batches[0]] == [
+        sample["__key__"] for sample in run(None, encoder=Odd(), count=4)[0][0]
+    ]
+    assert caplog.text.count("are not stored: an array of object is not sent") == 1
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max_bytes is 0"):
+        store_in(tmp_path, max_bytes=0)
+    with pytest.raises(UsageError, match="checked is -1"):
+        store_in(tmp_path, checked=-1)

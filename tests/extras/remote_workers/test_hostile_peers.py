@@ -1,0 +1,167 @@
+"""Whatever comes through a connection: it ends closed and counted, and no more memory is taken than was agreed."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.batching.digests import AddressList
+from energon_lite.errors import UsageError
+from energon_lite.extras.remote_workers import JobServer, TcpWorkers
+from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
+from energon_lite.extras.remote_workers.handshake import RefusedError, greet
+from energon_lite.extras.remote_workers.server import jobs_in
+from energon_lite.loading.executors import wire
+from energon_lite.loading.makers.batch_runner import Job
+from tests.extras.remote_workers.served import serving, until
+from tests.testing import ALONE, examples
+
+#: What a connection may end with; anything else would end the worker.
+ENDS = (RefusedError, FrameError, EOFError, OSError)
+
+
+def _hostile(draw: random.Random, honest: bytes) -> bytes:
+    """Bytes that look like honest ones, more or less."""
+    match draw.randrange(5):
+        case 0:
+            return draw.randbytes(draw.randrange(200))
+        case 1:
+            return honest[: draw.randrange(len(honest) + 1)]
+        case 2:
+            return struct.pack("<4sB3xQ", b"ENLW", draw.randrange(256), draw.choice([0, 5, 1 << 20, 1 << 62])) + honest
+        case 3:
+            return honest + draw.randbytes(draw.randrange(50))
+    changed = bytearray(honest)
+    for _ in range(draw.randrange(1, 6)):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def _honest_handshake() -> bytes:
+    card = {"data": {}, "max_bytes": 1 << 20}
+    return b"".join([*frame(1, [memoryview(bytes(64))]), *frame(5, [memoryview(msgpack.packb(card))])])
+
+
+@pytest.mark.parametrize("secret", [None, b"s" * 32])
+def test_fuzzed_handshakes(secret: bytes | None) -> None:
+    draw, honest = random.Random(0), _honest_handshake()
+    tracemalloc.start()
+    for _ in range(examples(2500)):
+        trainer, worker = socket.socketpair()
+        with trainer, worker:
+            trainer.sendall(_hostile(draw, honest))
+            trainer.shutdown(socket.SHUT_WR)
+            with pytest.raises(ENDS):
+                greet(worker, secret, _no_card, {"workers": 1}, 1.0)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def _no_card(card: Any) -> None:
+    raise RefusedError("no trainer of this run")
+
+
+def test_fuzzed_frames() -> None:
+    jobs = [(7, Job(0, 3, AddressList([0, 1], [7, 3], [1, 1], 9), ("batch", 0, 3)))]
+    honest = b"".join(frame(5, wire.pack((jobs, False))))
+    draw, agreed, fine = random.Random(1), 1 << 16, 0
+    tracemalloc.start()
+    for _ in range(examples(5000)):
+        trainer, worker = socket.socketpair()
+        with trainer, worker:
+            trainer.sendall(_hostile(draw, honest))
+            trainer.shutdown(socket.SHUT_WR)
+            received = frames(worker, [agreed])
+            try:
+                while True:
+                    got = next(received)
+                    assert got is not None and got.body.nbytes <= agreed
+                    jobs_in(got.body)
+                    fine += 1  # only what the jobs say was changed
+            except ENDS:
+                pass
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert fine < examples(5000)
+
+
+def test_a_server_outlives_and_counts_what_comes(leaf_of: Any) -> None:
+    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
+    draw, honest, count = random.Random(2), _honest_handshake(), 60
+    with serving(dataset) as served:
+        for number in range(count):
+            with socket.create_connection(("127.0.0.1", served.port)) as connection:
+                with suppress(OSError):  # the server has closed it already
+                    connection.sendall(_hostile(draw, honest))
+                    connection.shutdown(socket.SHUT_WR)
+                assert until(lambda: served.refused == number + 1, 10)  # noqa: B023
+        with get_savable_loader(
+            get_train_dataset(leaf_of(50), batch_size=4, worker_config=WorkerConfig(0, 1, workers=served.tcp()))
+        ) as loader:
+            next(iter(loader))
+
+
+class Sized(TaskEncoder):
+    def __init__(self, size: int):
+        self.size = size
+
+
+class Other(Sized):
+    pass
+
+
+def _refused(leaf: Path, tmp_path: Path, here: Any, there: Any, **arguments: Any) -> str:
+    """The error of a loader whose only server refuses it."""
+    options = {"batch_size": 4, "task_encoder": here} | arguments
+    secrets = []
+    for name in ("ours", "theirs"):
+        secrets.append(tmp_path / name)
+        secrets[-1].write_text(name * 20 if arguments.get("differ") else "same" * 20)
+    options.pop("differ", None)
+    dataset = get_train_dataset(leaf, worker_config=ALONE, batch_size=4, task_encoder=there)
+    with serving(dataset, secret=secrets[1].read_bytes()) as served:
+        config = WorkerConfig(0, 1, workers=served.tcp(secret_file=secrets[0]))
+        loader = get_savable_loader(get_train_dataset(leaf, worker_config=config, **options))
+        with loader, pytest.raises(UsageError) as caught:
+            next(iter(loader))
+    return str(caught.value)
+
+
+def test_other_runs_are_refused_by_name(leaf_of: Any, tmp_path: Path) -> None:
+    leaf = leaf_of(50)
+    assert "self.size is 1 at the trainer and 2 here" in _refused(leaf, tmp_path, Sized(1), Sized(2))
+    assert "the task encoder is Other at the trainer and Sized here" in _refused(leaf, tmp_path, Other(1), Sized(1))
+    assert "batch_size: 5 at the trainer, 4 here" in _refused(leaf, tmp_path, Sized(1), Sized(1), batch_size=5)
+    assert "does not know the secret" in _refused(leaf, tmp_path, Sized(1), Sized(1), differ=True)
+
+
+def test_nothing_is_served_openly(leaf_of: Any) -> None:
+    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
+    with pytest.raises(UsageError, match="without a secret or TLS"):
+        JobServer(dataset, "0.0.0.0", 0)
+    with JobServer(dataset, "0.0.0.0", 0, secret=b"s" * 16):
+        pass
+
+
+def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
+    for addresses in ("host", "host:port", ":70", "host:70000"):
+        with pytest.raises(UsageError, match="host:port"):
+            TcpWorkers([addresses])
+    with pytest.raises(UsageError, match="without addresses"):
+        TcpWorkers()
+    (tmp_path / "short").write_text("abc")
+    config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"))
+    with pytest.raises(UsageError, match="a secret of 3 bytes"):
+        next(iter(get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))))
+    config = WorkerConfig(0, 1, workers="carrier-pigeon://loft")
+    with pytest.raises(UsageError, match="no workers of the kind 'carrier-pigeon'"):
+        get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))

@@ -1,0 +1,82 @@
+"""Batches are the same, byte for byte, whoever makes them; and a run goes on with workers of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.errors import EnergonLiteError
+from tests.core.laws.kinds import KINDS, Noise, Pipeline, training, validation
+from tests.extras.remote_workers.served import serving
+from tests.testing import examples, take
+
+#: Local workers, their start method, and whether there are others behind TCP.
+WAYS = [(1, "thread", False), (1, "fork", False), (0, "fork", True), (2, "fork", True), (1, "thread", True)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR", logger="energon_lite")
+
+
+def _run(build: Callable[[WorkerConfig], Any], way: Any, tcp: Any, count: int, state: Any = None) -> tuple[Any, Any]:
+    """The next batches, and the state behind them."""
+    workers, method, elsewhere = way
+    config = WorkerConfig(0, 1, workers, workers=tcp if elsewhere else None)
+    with get_savable_loader(build(config), start_method=method) as loader:
+        loader.restore_state_rank(state)
+        try:
+            return take(loader, count), loader.save_state_rank()
+        except EnergonLiteError as error:  # hooks that give no batch, in every way alike
+            return [type(error), str(error)], None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(3), phases=[Phase.generate])
+@given(data=st.data())
+def test_any_worker_makes_the_same_batches(
+    leaf_of: Any, known_lengths: None, same: Callable[[Any, Any], bool], kind: str, data: st.DataObject
+) -> None:
+    pipeline: Pipeline = data.draw(KINDS[kind])
+    ways = data.draw(st.permutations(WAYS))
+    build = pipeline.builder(leaf_of)
+    expected, state = _run(build, (0, "fork", False), None, 14)
+    if state is None:
+        return
+    with serving(build(WorkerConfig(0, 1))) as served:
+        tcp = served.tcp()
+        batches, after = _run(build, ways[0], tcp, 14)
+        assert same(batches, expected) and after == state, ways[0]
+        first, between = _run(build, ways[1], tcp, 5)
+        rest, after = _run(build, ways[2], tcp, 9, between)  # one kind goes on where another one was
+        assert same([*first, *rest], expected) and after == state, ways
+
+
+def test_a_validation_ends_alike(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+    build = validation(leaf_of(50), batch_size=4, task_encoder=Noise())
+    with get_savable_loader(build(WorkerConfig(0, 1))) as loader:
+        expected = list(loader)
+    with serving(build(WorkerConfig(0, 1))) as served:
+        with get_savable_loader(build(WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            assert same(list(loader), expected)
+
+
+def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+    build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
+
+    def run(tcp: Any) -> Any:
+        loaders = [get_savable_loader(build(WorkerConfig(rank, 3, workers=tcp))) for rank in range(3)]
+        try:
+            iterators = [iter(loader) for loader in loaders]
+            return [next(iterator) for _ in range(6) for iterator in iterators]
+        finally:
+            for loader in loaders:
+                loader.close()
+
+    with serving(build(WorkerConfig(0, 1)), workers=3) as served:
+        assert same(run(served.tcp(per_server=1)), run(None))

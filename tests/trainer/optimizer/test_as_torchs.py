@@ -1,0 +1,191 @@
+"""The optimizer in the place of one of torch's: groups, schedulers, states, clipping, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer import OptimizerConfig, OverlappedDistributedOptimizer, build_mesh
+from energon_lite.trainer.optimizer.config import ParameterGroup
+from tests.testing import examples
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 4),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9, cycle_momentum=False),
+    "warm-up, then steps": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer, total_iters=2), lr_scheduler.StepLR(optimizer, 1)], [2]
+    ),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0),
+}
+
+
+def make_net(widths: list[int], dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [layer for n, m in itertools.pairwise(widths) for layer in (nn.Linear(n, m), nn.Tanh())]
+    return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def theirs(net: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW with a group for each rule, in the order in which they come."""
+    groups: dict[object, dict[str, Any]] = {}
+    for name, p in net.named_parameters():
+        rule = config.rule(name, p.dim())
+        group = {"params": [], "lr": config.lr * rule.lr_scale, "weight_decay": rule.weight_decay}
+        groups.setdefault(rule, group)["params"].append(p)
+    return torch.optim.AdamW([*groups.values()], lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def backward(net: nn.Module, number: int, *, scale: float = 1.0) -> float:
+    generator = torch.Generator().manual_seed(number)
+    first = next(net.parameters())
+    x = torch.randn(5, first.shape[1], generator=generator, dtype=torch.float64).to(first.dtype)
+    loss = net(x).square().sum() * scale
+    loss.backward()
+    return float(loss.detach())
+
+
+def clip_exactly(net: nn.Module, most: float) -> None:
+    grads = [p.grad for p in net.parameters() if p.grad is not None]
+    norm = torch.stack([grad.norm() for grad in grads]).norm()
+    for grad in grads:
+        grad.mul_((most / norm).clamp(max=1.0))
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    schedule=st.sampled_from([*SCHEDULERS]),
+    clip=st.sampled_from([0.0, 0.3, 1e9]),
+    bucket_size=st.sampled_from([1, 40, None]),
+    grouped=st.booleans(),
+)
+def test_a_schedule_trains_as_it_trains_torchs_adamw(
+    widths: list[int], schedule: str, clip: float, bucket_size: int | None, grouped: bool
+) -> None:
+    groups = [ParameterGroup("0.weight", lr_scale=0.5), ParameterGroup("*.bias", weight_decay=0.3)] if grouped else []
+    config = OptimizerConfig(lr=0.05, clip=clip, bucket_size=bucket_size, groups=tuple(groups))
+    ours, other = make_net(widths), make_net(widths)
+    pairs: list[tuple[Any, Any, Any]] = []
+    for net, optimizer in (
+        (ours, OverlappedDistributedOptimizer(ours, build_mesh(), config)),
+        (other, theirs(other, config)),
+    ):
+        pairs.append((net, optimizer, SCHEDULERS[schedule](optimizer)))
+    for number in range(6):
+        for net, optimizer, scheduler in pairs:
+            optimizer.zero_grad()
+            loss = backward(net, number)
+            if net is other and clip:
+                clip_exactly(net, clip)
+            optimizer.step()
+            scheduler.step(loss) if schedule == "plateau" else scheduler.step()
+        assert [group["lr"] for group in pairs[0][1].param_groups] == [
+            group["lr"] for group in pairs[1][1].param_groups
+        ]
+    for mine, their in zip(ours.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, their, rtol=1e-11, atol=1e-13)
+    mine, their = (optimizer.state_dict()["state"] for _, optimizer, _ in pairs)
+    assert mine.keys() == their.keys() and mine[0].keys() == their[0].keys()
+    for number, tensors in their.items():
+        for kind, tensor in tensors.items():
+            torch.testing.assert_close(mine[number][kind], tensor, rtol=1e-10, atol=1e-13)
+
+
+def test_clipping_is_exact_and_torchs_is_not() -> None:
+    """The promise of the page: the gradient times clip / norm; ``clip_grad_norm_`` divides by the norm and 1e-6."""
+
+    def moment(scale: float) -> tuple[torch.Tensor, float]:
+        net = make_net([4, 3])
+        config = OptimizerConfig(clip=1e-3, betas=(0.0, 0.0))  # the moment is the clipped gradient
+        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), config)
+        backward(net, 0, scale=scale)
+        norm = optimizer.step(lr=0.0)
+        return torch.cat([state["exp_avg"].flatten() for state in optimizer.state_dict()["state"].values()]), norm
+
+    for scale in (1.0, 1e-3, 1e-6):
+        clipped, norm = moment(scale)
+        assert float(clipped.norm()) == pytest.approx(min(1e-3, norm), rel=1e-14)
+        net = make_net([4, 3])
+        backward(net, 0, scale=scale)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        their = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        apart = float((their - clipped).norm() / clipped.norm())
+        assert apart <= 1.01 * 1e-6 / norm and (apart > 0.9 * 1e-6 / norm or norm < 1e-3)
+
+
+def test_states_travel_to_torchs_and_back() -> None:
+    config = OptimizerConfig(lr=0.01, clip=0.0)
+    start, other, again = (make_net([4, 6, 2]) for _ in range(3))
+    mine, their = OverlappedDistributedOptimizer(start, build_mesh(), config), theirs(other, config)
+    assert mine.state_dict()["state"] == {}, "as torch's before the first step"
+    for number in range(3):
+        backward(start, number)
+        mine.step()
+    other.load_state_dict(start.state_dict())
+    their.load_state_dict({**their.state_dict(), "state": mine.state_dict()["state"]})
+    again.load_state_dict(start.state_dict())
+    third = OverlappedDistributedOptimizer(again, build_mesh(), config)
+    third.load_state_dict(copy.deepcopy(their.state_dict()))
+    assert third.updates == 3
+    for number in range(3, 6):
+        for net, optimizer in ((start, mine), (other, their), (again, third)):
+            optimizer.zero_grad()
+            backward(net, number)
+            optimizer.step()
+    for a, b, c in zip(start.parameters(), other.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+        assert torch.equal(a, c)
+
+
+def test_dropped_gradients_are_gone() -> None:
+    kept, clean = make_net([4, 3]), make_net([4, 3])
+    for net in (kept, clean):
+        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig(clip=0.0))
+        for number in range(3):
+            if net is kept:
+                backward(net, 7 + number)
+                optimizer.zero_grad(set_to_none=False)
+                assert all(p.grad is None for p in net.parameters())
+            backward(net, number)
+            optimizer.step(lr=0.1)
+    assert all(map(torch.equal, kept.parameters(), clean.parameters()))
+
+
+def test_what_it_cannot_do_it_says() -> None:
+    net = make_net([4, 3])
+    optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig())
+    with pytest.raises(UsageError, match="after the optimizer was made"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match="momentum"):
+        lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    optimizer.begin_step(1)
+    optimizer.zero_grad()  # there is nothing to drop yet
+    backward(net, 0)
+    with pytest.raises(UsageError, match="amid a step"):
+        optimizer.zero_grad()
+    optimizer.end_micro_batch()
+    assert optimizer.step() > 0
+
+
+def test_weight_decay_of_a_group_may_change() -> None:
+    for algorithm in ("adamw", "sgd", "muon"):
+        net = make_net([4, 3])
+        weight = next(net.parameters())
+        before = weight.detach().clone()
+        config = OptimizerConfig(weight_decay=0.0, algorithm=algorithm)
+        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), config)
+        for group in optimizer.param_groups:
+            group["weight_decay"], group["lr"] = 0.5, 0.1
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), before * 0.95, msg=algorithm)
