@@ -11,10 +11,10 @@ core does. Worst is the slowest batch of the process, by the clock.
 * ``pillow``: a DataLoader whose ``__getitem__`` opens, converts and resizes with Pillow
 * ``torchcodec``: the same with torchcodec's ``decode_jpeg`` and torch's antialiased resize
 * ``webdataset``: ``.decode("pil")``, then Pillow's resize; ``webdataset torchrgb8``: its tensors, then torch's resize
-* ``torchdata``: ``StatefulDataLoader`` with torchvision's ``decode_jpeg`` and ``v2.functional.resize``
-* ``litdata``: ``StreamingDataset`` of JPEG fields, which it decodes itself, and ``v2.functional.resize``
+* ``torchdata``: ``StatefulDataLoader`` with torchcodec's decoder, to which torchvision's deprecated one refers
+* ``litdata``: ``StreamingDataset`` of JPEG fields, which it decodes by torchvision, or by Pillow without it
 
-    python -m venv peers && peers/bin/pip install torch torchvision torchcodec webdataset torchdata litdata pillow numpy
+    python -m venv peers && peers/bin/pip install torch torchcodec webdataset torchdata litdata pillow numpy
     python tools/bench/decoding.py --peers peers/bin/python [--runs 5] [--batches 12] [--only pillow] [--workers 0]
 """
 
@@ -178,17 +178,6 @@ def by_torchcodec(data: bytes) -> Any:
     return resized(decode_jpeg(data))
 
 
-def by_torchvision(data: bytes) -> Any:
-    import numpy as np
-    import torch
-    from torchvision.io import decode_jpeg
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.v2.functional import resize
-
-    image = decode_jpeg(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
-    return resize(image, [SIZE, SIZE], InterpolationMode.BICUBIC, antialias=True)
-
-
 class Files:
     """Pictures as files, decoded by a function; a map-style data set as users write it."""
 
@@ -221,7 +210,7 @@ def torchcodec(folder: str, workers: int) -> Iterator[Any]:
 def torchdata(folder: str, workers: int) -> Iterator[Any]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    files, options = Files(folder, by_torchvision), {"persistent_workers": True} if workers else {}
+    files, options = Files(folder, by_torchcodec), {"persistent_workers": True} if workers else {}
     return repeated(StatefulDataLoader(files, BATCH, shuffle=True, num_workers=workers, **options))
 
 
@@ -250,14 +239,13 @@ def webdataset_torchrgb8(folder: str, workers: int) -> Iterator[Any]:
 
 def litdata(folder: str, workers: int) -> Iterator[Any]:
     from litdata import StreamingDataLoader, StreamingDataset
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
     class Set(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
             image = super().__getitem__(index)["image"]
-            tensor = image if hasattr(image, "dtype") else pil_to_tensor(image.convert("RGB"))
-            return resize(tensor, [SIZE, SIZE], InterpolationMode.BICUBIC, antialias=True)
+            if hasattr(image, "dtype"):
+                return resized(image)
+            return channels_first(image.convert("RGB").resize((SIZE, SIZE)))
 
     loader = StreamingDataLoader(Set(f"{folder}/lit", shuffle=True), batch_size=BATCH, num_workers=workers)
     return repeated(loader)
