@@ -12,7 +12,7 @@ core does. Worst is the slowest batch of the process, by the clock.
 * ``torchcodec``: the same with torchcodec's ``decode_jpeg`` and torch's antialiased resize
 * ``webdataset``: ``.decode("pil")``, then Pillow's resize; ``webdataset torchrgb8``: its tensors, then torch's resize
 * ``torchdata``: ``StatefulDataLoader`` with torchcodec's decoder, to which torchvision's deprecated one refers
-* ``litdata``: ``StreamingDataset`` of JPEG fields, which it decodes by torchvision, or by Pillow without it
+* ``litdata``: ``StreamingDataset`` of bytes, decoded with Pillow (its own fields of JPEG need torchvision)
 
     python -m venv peers && peers/bin/pip install torch torchcodec webdataset torchdata litdata pillow numpy
     python tools/bench/decoding.py --peers peers/bin/python [--runs 5] [--batches 12] [--only pillow] [--workers 0]
@@ -113,12 +113,11 @@ def convert(folder: str) -> float:
     """Write the pictures in the format of litdata."""
     try:
         from litdata.streaming.cache import Cache
-        from PIL import Image
     except ImportError:
         return 0.0
     cache = Cache(f"{folder}/lit", chunk_size=48)
     for number, path in enumerate(sorted(Path(folder, "files").glob("*.jpg"))):
-        cache[number] = {"image": Image.open(path)}  # stored as the JPEG that it is
+        cache[number] = {"image": path.read_bytes()}
     cache.done()
     cache.merge()
     return 0.0
@@ -242,10 +241,7 @@ def litdata(folder: str, workers: int) -> Iterator[Any]:
 
     class Set(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
-            image = super().__getitem__(index)["image"]
-            if hasattr(image, "dtype"):
-                return resized(image)
-            return channels_first(image.convert("RGB").resize((SIZE, SIZE)))
+            return by_pillow(bytes(super().__getitem__(index)["image"]))
 
     loader = StreamingDataLoader(Set(f"{folder}/lit", shuffle=True), batch_size=BATCH, num_workers=workers)
     return repeated(loader)
