@@ -279,8 +279,8 @@ def measure(name: str, folder: str, workers: int, batches: int) -> dict[str, flo
 
 
 def processor_time() -> float:
-    """Seconds that this process and its descendants have used."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    """Seconds that this process and its descendants have used, also those that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     parents, ticks = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -293,7 +293,7 @@ def processor_time() -> float:
     while more := {child for child, parent in parents.items() if parent in mine} - mine:
         mine |= more
     others = sum(ticks[number] for number in mine - {os.getpid()})
-    return usage.ru_utime + usage.ru_stime + others / os.sysconf("SC_CLK_TCK")
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + others / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
