@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
+from energon_lite.hooks.stateless import asks_for_seeds, failure_tolerance_of, restores_seeds
 
 __all__ = [
     *(
         "HOOK_ORDER",
         "Hooks",
-        "code_hash",
-        "described",
+        "always_seeded",
         "failure_tolerances",
         "hook_of",
         "hooks_of",
@@ -133,6 +132,11 @@ def own_hooks(encoder: TaskEncoder) -> frozenset[str]:
 def seeded_hooks(encoder: TaskEncoder) -> frozenset[str]:
     """Names of the user hooks that need the global generators seeded: all without ``restore_seeds=False``."""
     return frozenset(name for name, function in _own_functions(encoder) if restores_seeds(function))
+
+
+def always_seeded(encoder: TaskEncoder) -> frozenset[str]:
+    """Names of the user hooks that ask for seeds: ``restore_seeds=True``."""
+    return frozenset(name for name, function in _own_functions(encoder) if asks_for_seeds(function))
 
 
 def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:
