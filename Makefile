@@ -25,7 +25,7 @@ help:
 	@echo "make style   style, types, import contracts: seconds"
 	@echo "make check   style, and the tests that are quick: some 7 minutes on two cores; run it before each commit"
 	@echo "make test    style, and all tests; run it before a merge"
-	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
+	@echo "make demo    the whole way on real data, some 3 minutes; writes demo-output/"
 	@echo "make charts  a model learns to answer questions about charts, under half an hour; writes charts-output/"
 	@echo "make docs    the site, from docs/ and the docstrings, into build/site; links and anchors are checked"
 	@echo "make docs-serve  the site at http://127.0.0.1:8000, which follows what you write"

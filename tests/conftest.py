@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -27,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = re.findall(r"(not +)?\bgpu\b", config.option.markexpr or "")
     if "" not in chosen:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what stays to the end, here and in ranks and workers that are forked."""
+    gc.collect()
+    gc.freeze()
 
 
 def blend_yaml(path: Path, leaves: Sequence[tuple[str, float]], **splits: Any) -> Path:

@@ -41,6 +41,7 @@ class DatasetConfig:
         origin: the file, for messages.
         factory: a data set class of the user's own (trusted code); then the rest of the document is its
             ``arguments``, and ``kind`` has no meaning.
+        image_size: size of decoded images, in place of the decoder's.
     """
 
     kind: Literal["standard", "crude"]
@@ -53,6 +54,7 @@ class DatasetConfig:
     factory: Any = None
     arguments: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, str] | None = None
+    image_size: Node | None = None
 
 
 def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = False) -> DatasetConfig:
@@ -115,7 +117,8 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
     code = None if loader is None else _code(loader, trust_code)
     part_filter = None if parts is None else _part_filter(parts, trust_code)
     columns = None if keys.columns is None else _columns(keys.columns)
-    return DatasetConfig(kind, chosen, fields, code, part_filter, labels, origin=file, columns=columns)
+    size = keys.image_size
+    return DatasetConfig(kind, chosen, fields, code, part_filter, labels, file, columns=columns, image_size=size)
 
 
 def meta_file_name(node: Node) -> str:
@@ -164,6 +167,7 @@ class _Document:
     split_config: Annotated[str | None, meta_file_name] = None
     split_part: Annotated[str | None, "the name of a split"] = None
     columns: Node | None = None
+    image_size: Node | None = None
     tags: dict[str, Any] | None = None
 
 

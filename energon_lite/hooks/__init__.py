@@ -2,13 +2,14 @@
 
 from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, PackedSamplesOutput, TaskEncoder
 from energon_lite.hooks.checks import check_hooks, check_stores, place_of
-from energon_lite.hooks.context import HookContext, LendingScope, hook_context, lending, running_context
+from energon_lite.hooks.context import HookContext, hook_context, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
+from energon_lite.hooks.fingerprint import attributes, code_digests, code_hash
+from energon_lite.hooks.global_generators import LendingScope, lending
 from energon_lite.hooks.hooks import (
     HOOK_ORDER,
     Hooks,
-    code_hash,
-    described,
+    always_seeded,
     failure_tolerances,
     hooks_of,
     is_overridden,
@@ -28,13 +29,15 @@ __all__ = [
     "LendingScope",
     "PackedSamplesOutput",
     "TaskEncoder",
+    "always_seeded",
+    "attributes",
     "basic_sample_keys",
     "check_hooks",
     "check_stores",
+    "code_digests",
     "code_hash",
     "cook_function",
     "cooker",
-    "described",
     "failure_tolerances",
     "hook_context",
     "hooks_of",

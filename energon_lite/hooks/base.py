@@ -11,8 +11,9 @@ A hook may raise :class:`~energon_lite.SkipSample`; any other exception counts a
 processes, for any sample, in any order, and possibly twice (if a worker died): they should depend only on their
 arguments and on their randomness. The randomness is ``self.rng`` and the *global* generators of Python, numpy and torch
 (CPU). The global generators are seeded for this sample (or batch) before a hook, and restored to the caller's state
-after it. User hooks are seeded unless they are marked ``@stateless(restore_seeds=False)``, which saves some
-microseconds.
+after it. Hooks of samples that draw nothing from them in the first batch are not seeded any more; as soon as one draws,
+the hooks of its batch run again, with seeds, and from then on all are seeded. ``@stateless(restore_seeds=True)`` has a
+hook seeded always, and False never.
 
 A hook may be a generator function (written with ``yield``) if its description says so; then it determines the number of
 results.

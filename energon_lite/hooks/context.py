@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError
+from energon_lite.hooks.global_generators import LendingScope, Marks, borrow
 from energon_lite.order.hashing import hash_ints, hash_next
 from energon_lite.storage.stores.lazy import CachePool, NoCachePool
 from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
-__all__ = [
-    *("HookContext", "HookGenerator", "LendingScope", "PythonGenerator", "borrow", "current_context", "hook_context"),
-    *("lending", "running_context"),
-]
+__all__ = ["HookContext", "HookGenerator", "PythonGenerator", "current_context", "hook_context", "running_context"]
 
-T = TypeVar("T")
-
-#: ``numpy.random``, whose type stubs lack the exchange of bit generators.
-_numpys: Any = np.random
 #: Tag of Python's stream, which keeps the streams apart.
 _PYTHON = 1
 #: Tag of torch's stream.
@@ -54,11 +46,12 @@ class HookContext:
 
     Attributes:
         asked: the number that a hook has asked for: "sample" or "batch"; "": none.
+        seeds: the global generators are seeded for hooks, see :meth:`watch`.
     """
 
     __slots__ = (
-        *("_lent", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
-        *("asked", "batch_index", "cache", "sample_index", "worker_config"),
+        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
+        *("asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
     def __init__(
@@ -72,6 +65,9 @@ class HookContext:
         self.worker_config = worker_config
         self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
+        self._marks: Marks | None = None
+        self._drew = False
+        self.seeds = True
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
 
     def move(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None) -> Self:
@@ -120,11 +116,42 @@ class HookContext:
 
     def seed_globals(self) -> None:
         """Seed Python's, numpy's and torch's global generators once; later hooks continue their streams."""
+        if self._seeded or not self.seeds:
+            return
         if self._lent is None:
             self._lent = borrow()
-        if not self._seeded:
-            self._lent.seed(self.seed)
-            self._seeded = True
+        if self._marks is not None:
+            self._drew = self._drew or self._marks.changed()
+        self._lent.seed(self.seed)
+        self._seeded = True
+        if self._marks is not None:
+            self._marks = Marks()
+
+    def watch(self, *, seeds: bool) -> bool:
+        """Watch the global generators until :meth:`drew` is called; return False if other threads may use them.
+
+        Args:
+            seeds: seed them as usual; False: hooks run without seeds, and have to run again if they drew.
+        """
+        if self._lent is None:
+            self._lent = borrow()
+        if self._lent.of_one_hook:
+            return False
+        self._lent.hold()
+        self._marks = Marks()
+        self._drew, self.seeds = False, seeds
+        return True
+
+    @property
+    def lacks_seeds(self) -> bool:
+        """True if a number was drawn from a global generator that was watched, but not seeded."""
+        return not self.seeds and self._marks is not None and self._marks.changed()
+
+    def drew(self) -> bool:
+        """Stop watching; return whether a number was drawn from a global generator."""
+        drew = self._drew or (self._marks is not None and self._marks.changed())
+        self._marks, self.seeds = None, True
+        return drew
 
     def has_drawn(self) -> bool:
         """Return whether hooks asked for ``rng`` or drew from a global generator since the last :meth:`move`.
@@ -133,9 +160,9 @@ class HookContext:
         """
         if self._rng is not None or not self._seeded or self._lent is None:
             return self._rng is not None
-        now = _drawn_states()
+        marks = Marks()
         self._lent.seed(self.seed)
-        return now != _drawn_states()
+        return marks.changed()
 
 
 _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", default=None)
@@ -238,142 +265,3 @@ class PythonGenerator(random.Random):
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
         return self._numbers(*arguments, **more)
-
-
-# -- global generators ----------------------------------------------------------------------------------------------
-#
-# The generators belong to the whole process. So a hook that uses them holds a lock, and such hooks in other threads
-# wait for it. Their states are saved at the first use in a scope, and restored at its end: a scope around many hooks
-# saves and restores once for all of them.
-
-
-class LendingScope:
-    """Scope in which hooks may use the global generators; their earlier states are restored at its end.
-
-    Scopes may be nested: a scope that a hook opens restores that hook's generators.
-
-    Example:
-        >>> with LendingScope():
-        ...     for job in jobs:
-        ...         pipeline.run(job)  # each hook gets its own seed, so states need not be restored in between
-    """
-
-    __slots__ = ("_lock", "_saved", "_token", "busy", "of_one_hook")
-
-    def __init__(self, *, of_one_hook: bool = False) -> None:
-        self.busy = self.of_one_hook = of_one_hook  # busy: a hook uses the generators now
-        self._lock: Any = None
-        self._saved: tuple[Any, Any, Any] | None = None
-
-    def __enter__(self) -> LendingScope:
-        self._token = _scope.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._saved is not None:
-                self._give_back(self._saved)
-        finally:
-            _scope.reset(self._token)
-
-    def _give_back(self, saved: tuple[Any, Any, Any]) -> None:
-        try:
-            _restore(saved)
-        except BaseException:  # interrupted while restoring
-            _restore(saved)
-            raise
-        finally:
-            self._saved = None
-            self._lock.release()
-
-    def seed(self, seed: int) -> None:
-        """Seed all three generators with 64 bits; save their states first, if this is the first time in the scope."""
-        if self._saved is None:
-            self._lock = _lock
-            held: list[bool] = []
-            try:
-                # A single call acquires the lock and records it: an interrupt comes before both or after both.
-                held.extend(map(self._lock.acquire, (True,)))
-                self._saved = _states()
-            except BaseException:
-                if held:
-                    self._lock.release()
-                raise
-            _numpys.set_bit_generator(_spare_bits.pop() if _spare_bits else np.random.MT19937(0))
-        random.seed(seed)
-        # Each takes 32 bits; with equal ones numpy and torch would produce the same numbers.
-        np.random.seed(seed >> 32)
-        # Not torch.manual_seed: that would also touch the generators of the GPUs.
-        torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
-
-    def take_back(self) -> None:
-        """End the use of the generators by a hook."""
-        self.busy = False
-        if self.of_one_hook:
-            self.__exit__()
-
-
-def lending(values: Iterator[T]) -> Iterator[T]:
-    """Yield the same values, each made in a scope of its own; in between the caller's generators are restored."""
-    while True:
-        with LendingScope():
-            try:
-                value = next(values)
-            except StopIteration:
-                return
-        yield value
-
-
-_scope: ContextVar[LendingScope | None] = ContextVar("energon_lite_lending_scope", default=None)
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked process, where the thread that may hold it does not exist."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def borrow() -> LendingScope:
-    """Return a scope that a hook may seed, until :meth:`LendingScope.take_back`."""
-    scope = _scope.get()
-    if scope is None or scope.busy:  # a hook in the scope may run a loader of its own: then the hook is a caller
-        scope = LendingScope(of_one_hook=True).__enter__()
-    scope.busy = True
-    return scope
-
-
-#: Bit generator for hooks to use through ``numpy.random``: exchanging it with the caller's is faster than a copy.
-_spare_bits: list[np.random.MT19937] = []
-
-
-def _states() -> tuple[Any, Any, Any]:
-    # A cached half of a pair of normal numbers is not part of the bit generator.
-    numpys = np.random.get_state(legacy=False)
-    return (
-        random.getstate(),
-        (_numpys.get_bit_generator(), numpys["has_gauss"], numpys["gauss"]),
-        torch.get_rng_state(),
-    )
-
-
-def _drawn_states() -> tuple[Any, ...]:
-    """Return states of the global generators that can be compared."""
-    _, (bits, *gauss), torchs = _states()
-    numpys = bits.state["state"]
-    return random.getstate(), numpys["key"].tobytes(), numpys["pos"], *gauss, torchs.numpy().tobytes()
-
-
-def _restore(states: tuple[Any, Any, Any]) -> None:
-    random.setstate(states[0])
-    bits, has_gauss, gauss = states[1]
-    lent = _numpys.get_bit_generator()
-    _numpys.set_bit_generator(bits)
-    if lent is not bits and type(lent) is np.random.MT19937 and not _spare_bits:
-        _spare_bits.append(lent)
-    if has_gauss:
-        np.random.set_state(np.random.get_state(legacy=False) | {"has_gauss": has_gauss, "gauss": gauss})
-    torch.set_rng_state(states[2])

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
 from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
+from energon_lite.hooks.stateless import asks_for_seeds, failure_tolerance_of, restores_seeds
 
 __all__ = [
     *(
         "HOOK_ORDER",
         "Hooks",
-        "code_hash",
-        "described",
+        "always_seeded",
         "failure_tolerances",
         "hook_of",
         "hooks_of",
@@ -143,72 +134,9 @@ def seeded_hooks(encoder: TaskEncoder) -> frozenset[str]:
     return frozenset(name for name, function in _own_functions(encoder) if restores_seeds(function))
 
 
-def code_hash(encoder: TaskEncoder) -> str:
-    """Hash the files that define the encoder's classes and cookers, without those of this library."""
-    names = {cls.__module__ for cls in type(encoder).__mro__}
-    names |= {cooker.cook.__module__ for cooker in encoder.cookers}
-    names -= {"builtins", "abc", "typing"}
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(name for name in names if name.partition(".")[0] != "energon_lite"):
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and os.path.isfile(path):
-            with open(path, "rb") as file:
-                digest.update(name.encode() + b"\0" + file.read())
-    return digest.hexdigest()
-
-
-#: Bytes of an array that a description depends on.
-_ARRAY_BYTES = 1 << 20
-#: The part of the text of an object that differs between processes.
-_PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
-
-
-def described(*values: Any) -> str:
-    """Describe objects by their contents, equally in each process: attributes, and what functions and the hooks of a
-    task encoder refer to in functions around them. Modules, classes and code are described by name, large arrays by
-    their beginning.
-
-    Example:
-        >>> described({"size": 336}, print)
-        "[{'size': 336}, <built-in function print>]"
-    """
-    seen: dict[int, tuple[int, Any]] = {}  # with the object, whose number must not be used again
-
-    def text(value: Any) -> str:
-        if value is None or isinstance(value, (bool, int, float, str, bytes)):
-            return repr(value)
-        if id(value) in seen:
-            return f"#{seen[id(value)][0]}"
-        seen[id(value)] = len(seen), value
-        if isinstance(value, Mapping):
-            return f"{{{', '.join(f'{text(key)}: {text(entry)}' for key, entry in value.items())}}}"
-        if isinstance(value, (set, frozenset)):
-            return f"{{{', '.join(sorted(map(text, value)))}}}"
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(text, value))}]"
-        if isinstance(value, (type, ModuleType)):
-            return f"{value}"
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        if inspect.isfunction(value):
-            around = inspect.getclosurevars(value).nonlocals
-            return f"{value.__module__}.{value.__qualname__}{text([around, value.__defaults__, value.__kwdefaults__])}"
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        if isinstance(value, np.ndarray):
-            digest = hashlib.blake2b(value.tobytes()[:_ARRAY_BYTES], digest_size=16).hexdigest()
-            return f"{kind}({value.dtype}, {value.shape}, {digest})"
-        if not hasattr(value, "__dict__"):
-            return _PLACE_IN_MEMORY.sub("", repr(value))
-        if isinstance(value, TaskEncoder):
-            own = (
-                cls
-                for cls in type(value).__mro__
-                if cls.__module__.partition(".")[0] not in ("energon_lite", "builtins")
-            )
-            kind += text([{name: part for name, part in vars(cls).items() if name[:2] != "__"} for cls in own])
-        return f"{kind}({text(vars(value))})"
-
-    return text([*values])
+def always_seeded(encoder: TaskEncoder) -> frozenset[str]:
+    """Names of the user hooks that ask for seeds: ``restore_seeds=True``."""
+    return frozenset(name for name, function in _own_functions(encoder) if asks_for_seeds(function))
 
 
 def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:

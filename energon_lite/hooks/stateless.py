@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from energon_lite.errors import UsageError
 
-__all__ = ["failure_tolerance_of", "restores_seeds", "stateless"]
+__all__ = ["asks_for_seeds", "failure_tolerance_of", "restores_seeds", "stateless"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,8 @@ def stateless(
     Args:
         restore_seeds: the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) are seeded for this
             sample or batch before the hook runs, and restored to the caller's state afterwards. False: the hook does
-            not use them, and saves the time. None: True, unless ``restore_task_encoder_seeds`` is given.
+            not use them. None: they are seeded if the hook draws from them; a hook that only reads or restores a state
+            (``torch.initial_seed()``, ``torch.random.fork_rng()``) needs True.
         failure_tolerance: number of consecutive failures of this hook that ends the iteration; they then do not count
             for the encoder's ``failure_tolerance``. 0: no limit; None: only that of the encoder.
         restore_task_encoder_seeds: Energon 8's name for a hook that draws from ``self.rng``, which is always seeded
@@ -55,7 +56,7 @@ def stateless(
     if failure_tolerance is not None and failure_tolerance < 0:
         raise UsageError(f"failure_tolerance is {failure_tolerance}", fix="give at least 1, or 0 for no limit")
 
-    seeds = not restore_task_encoder_seeds if restore_seeds is None else restore_seeds
+    seeds = False if restore_seeds is None and restore_task_encoder_seeds else restore_seeds
 
     def mark(hook: Any) -> Any:
         hook.__stateless__ = True
@@ -68,8 +69,13 @@ def stateless(
 
 
 def restores_seeds(fn: Callable[..., Any]) -> bool:
-    """True if the global generators are seeded for a hook."""
-    return bool(getattr(fn, "__restore_seeds__", True))
+    """True if the global generators are seeded for a hook, at least if it draws from them."""
+    return getattr(fn, "__restore_seeds__", None) is not False
+
+
+def asks_for_seeds(fn: Callable[..., Any]) -> bool:
+    """True if the global generators are seeded for a hook whether it draws from them or not."""
+    return getattr(fn, "__restore_seeds__", None) is True
 
 
 def failure_tolerance_of(fn: Callable[..., Any]) -> int | None:

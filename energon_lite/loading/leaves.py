@@ -13,6 +13,7 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
+from energon_lite.documents import located
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
 from energon_lite.hooks import Cooker, TaskEncoder
@@ -28,6 +29,7 @@ from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_columns, compile_field_map
+from energon_lite.storage.samples.image_size import read_image_size
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.trust import load_function
 
@@ -266,8 +268,7 @@ def sample_loader(
         field_map=_field_map(config, source),
         part_filter=_part_filter(config, source, folder),
         subflavors=subflavors,
-        # As in Energon, a line is decoded to an object, also if the decoder leaves other parts as bytes.
-        decoder=SampleDecoder() if encoder.decoder is None and is_jsonl(spec.path) else encoder.decoder,
+        decoder=_decoder(spec, config, encoder),
         sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
     )
     if loader.decoder is not None:
@@ -276,6 +277,16 @@ def sample_loader(
     if isinstance(source, OpenedSource):
         source = source.selected(loader.parts, renaming)
     return source, loader
+
+
+def _decoder(spec: LeafSpec, config: DatasetConfig, encoder: TaskEncoder) -> SampleDecoder | None:
+    # As in Energon, a line is decoded to an object, also if the decoder leaves other parts as bytes.
+    decoder = SampleDecoder() if encoder.decoder is None and is_jsonl(spec.path) else encoder.decoder
+    if config.image_size is None:
+        return decoder
+    size = read_image_size(config.image_size)
+    with located(config.image_size):
+        return replace(decoder or SampleDecoder(image_decode=None), image_size=size)
 
 
 def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooker | None:

@@ -140,9 +140,8 @@ class DataLoader:
             runner.services.store = sample_store.opened(runs.leaves, encoder, runner.hooks, runner.seed)
         runner.services.failures = self._report.log
         timed = self._observers.times_stages
-        options = PoolOptions(
-            start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
-        )
+        limits = watchdog_timeout_seconds, on_timeout, max_bytes_in_flight
+        options = PoolOptions(start_method, *limits, timed, prefetch_factor)
         others = None if start_method == "main" else config.workers
         elsewhere = None if others is None else (others, runs.identity.to_plain())
         self._workers = ExecutorHandle(runner, num_workers, options, work, elsewhere)
@@ -156,8 +155,7 @@ class DataLoader:
         request = PathRequest(results, self._dataset_iterator, runner, config, work, check_peers=check_peers)
         self._path = self._path_of_rank = path_of_rank(request)
         self._path_request = replace(request, before=self._path)
-        self._batches = 0
-        self._wait_seconds = 0.0
+        self._batches, self._wait_seconds = 0, 0.0
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
         runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on

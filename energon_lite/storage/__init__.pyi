@@ -9,7 +9,14 @@ from .read.range_stream import open_stream as open_stream
 from .read.read_ahead import ReadAhead as ReadAhead
 from .read.source import Source as Source
 from .read.source import register_source as register_source
+from .samples.decode_to_size import decode_to_size as decode_to_size
 from .samples.decoding import SampleDecoder as SampleDecoder
+from .samples.image_size import Fitted as Fitted
+from .samples.image_size import ImageSize as ImageSize
+from .samples.image_size import ImageTarget as ImageTarget
+from .samples.image_size import PatchBudget as PatchBudget
+from .samples.image_size import RandomCrop as RandomCrop
+from .samples.image_size import ShorterSide as ShorterSide
 from .samples.part_decoder import PartDecoder as PartDecoder
 from .sharded_job.job import ShardedJob as ShardedJob
 from .sharded_job.ranks import Ranks as Ranks

@@ -19,7 +19,12 @@ from .models.config import RopeScaling as RopeScaling
 from .models.config import VisionConfig as VisionConfig
 from .models.config import model_preset as model_preset
 from .models.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
+from .models.interface import Loss as Loss
+from .models.interface import LossSums as LossSums
+from .models.interface import MakeModel as MakeModel
+from .models.interface import TrainingBatch as TrainingBatch
 from .models.llama import LlamaModel as LlamaModel
+from .models.llama import language_loss as language_loss
 from .models.registry import adopt_norm as adopt_norm
 from .models.registry import register_attention as register_attention
 from .models.registry import register_norm as register_norm
@@ -52,6 +57,7 @@ from .training.generate import generate_captions as generate_captions
 from .training.generate import generate_text as generate_text
 from .training.generate import load_model as load_model
 from .training.generate import load_tokenizer as load_tokenizer
+from .training.language_model import language_model as language_model
 from .training.loop import Trainer as Trainer
 from .training.loop import training_dataset as training_dataset
 from .training.metrics import MetricsSink as MetricsSink

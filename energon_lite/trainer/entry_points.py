@@ -15,10 +15,5 @@ COMMANDS = {
         "Convert weights from and to Hugging Face, or into one file.",
         _GROUP,
     ),
-    "layout": Command(
-        "energon_lite.trainer.commands.layout:command",
-        "Show which ranks of a training run form which groups, and which layers they have.",
-        _GROUP,
-    ),
 }
 STATE_READERS = {".metadata": "energon_lite.trainer:read_state"}

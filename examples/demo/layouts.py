@@ -19,7 +19,7 @@ from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, read_metrics
 
 #: Optimizer steps that are compared: enough for an error to grow, and few enough to be fast.
-STEPS = 20
+STEPS = 10
 #: Seconds after which a group of ranks counts as stuck.
 PATIENCE = 300.0
 

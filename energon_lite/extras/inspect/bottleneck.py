@@ -147,7 +147,7 @@ def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
             return "start_method='fork': Python code in hooks runs in one thread at a time"
     if more:
         return more
-    cheaper = "smaller pictures, fewer parts" if limit == "decoding" else "`energon-lite trace` names the slow samples"
+    cheaper = "`image_size`, fewer parts" if limit == "decoding" else "`energon-lite trace` names the slow samples"
     return f"less work ({cheaper}), or more cores: all {setup.cores} are busy"
 
 

@@ -16,13 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DecodeError, FatalSampleError, UsageError
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.hooks import HookContext, Hooks, TaskEncoder, code_hash, described, returns_its_argument
+from energon_lite.hooks import (
+    HookContext,
+    Hooks,
+    TaskEncoder,
+    attributes,
+    code_digests,
+    code_hash,
+    returns_its_argument,
+)
+from energon_lite.loading.executors.wire import pack, unpack
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
 from energon_lite.loading.makers.sample_store import OpenedSampleStore, ReadSample, StoredSample
-from energon_lite.samples.plain_form import NotPlainError, from_plain, to_plain
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
@@ -43,8 +51,8 @@ class SampleStore:
         folder: folder on a local disk, or one that machines share. Any number of processes of one user may use it.
         max_bytes: size of the folder, in bytes. If it is full, samples of other data sets and hooks that were unused
             for longest are removed; samples of this one stay, since each is needed once in an epoch.
-        version: a text to be changed whenever the hooks give other samples. Other attributes of the encoder and changes
-            in the files of its classes and cookers are noticed; changes in other modules and in models are not.
+        version: a text to be changed whenever the hooks give other samples. Changes in the encoder's attributes, in its
+            module, and in your modules that it uses are noticed; changes in files that hooks read are not.
         checked: of so many samples that are found, one is made again and compared; 0: none.
 
     Raises:
@@ -75,7 +83,8 @@ class SampleStore:
                 "hooks yield any number of samples" if works else "no hook or decoder makes anything of the samples",
             )
             return None
-        how = _hash(f"{self.version}\n{code_hash(encoder)}\n{hooks.sample}\n{described(encoder)}")[:16]
+        code = f"{code_hash(encoder)} {sorted(code_digests(type(encoder)).items())}"
+        how = _hash(f"{self.version}\n{code}\n{hooks.sample}\n{[*attributes(encoder, 'self')]}")[:16]
         folder = CheckedFolder(self.folder, self.max_bytes, option="sample_store", kept=how)
         return _Opened(folder, leaves, seed, self.checked)
 
@@ -146,8 +155,8 @@ class _Opened(OpenedSampleStore):
             return None
         try:
             # A copy, because hooks may write into the tensors of a sample.
-            value = from_plain(memoryview(np.frombuffer(found, dtype=np.uint8).copy()))  # type: ignore[arg-type]
-        except DecodeError as error:
+            value = unpack(memoryview(np.frombuffer(found, dtype=np.uint8).copy()))  # type: ignore[arg-type]
+        except Exception as error:  # written by another version, or of a class that is gone
             self._tell("sample_store %s: a sample cannot be read (%s); it is made", self._folder.path, error)
             return None
         COUNTS.stored_samples += 1
@@ -162,7 +171,8 @@ class _Opened(OpenedSampleStore):
         number, index, epoch = address[:3]
         if number not in self._keys:
             leaf = self._leaves[number]
-            text = _hash(f"{leaf.key} {leaf.source.path} {described(leaf.loader, leaf.cooker)}")
+            how = [*attributes((leaf.loader, leaf.cooker), "leaf")]
+            text = _hash(f"{leaf.key} {leaf.source.path} {how}")
             self._keys[number] = text if isinstance(leaf.loader, SampleLoader) else ""
         if not (key := self._keys[number]):
             return ()
@@ -176,8 +186,8 @@ class _Opened(OpenedSampleStore):
             return None
         try:
             set_restore_key(sample, ())
-            return b"".join(to_plain(sample))
-        except NotPlainError as error:
+            return b"".join(pack(sample))
+        except TypeError as error:
             self._tell("sample_store: samples of %s are not stored: %s", self._leaves[address[0]].name, error)
             return None
         finally:

@@ -100,6 +100,7 @@ class Pace:
 
     def __init__(self, local: int):
         self._local = local
+        self._jobs = 0
         self._step: float | None = None  # seconds of the trainer between two results
         self._job: float | None = None  # seconds of a local worker for a job
         self._given: float | None = None  # time at which the trainer got a result
@@ -116,7 +117,10 @@ class Pace:
         self._given = now
 
     def made(self, seconds: float) -> None:
-        """Note the seconds of a job of a local worker."""
+        """Note the seconds of a job of a local worker. The first job of each, which opens files, does not count."""
+        self._jobs += 1
+        if self._jobs <= self._local:
+            return
         before = seconds if self._job is None else self._job
         self._job = before + _LAST * (seconds - before)
 
@@ -212,11 +216,12 @@ class MixedPool(WorkerPool):
         return found
 
     def _take_answers(self, worker: WorkerHandle) -> None:
-        before = self._work.busy
-        jobs = len(worker.tickets)
+        before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
         super()._take_answers(worker)
         done = jobs - len(worker.tickets)
-        if done and isinstance(worker, LocalHandle):
+        if not done:  # only a sign of life
+            worker.since = since
+        elif isinstance(worker, LocalHandle):
             self._pace.made((self._work.busy - before) / done)
 
     def _look_for_silence(self) -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import platform
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
-from types import ModuleType
+from itertools import islice
 from typing import Any
-
-import numpy as np
-import torch
 
 import energon_lite
 from energon_lite.errors import EnergonLiteError, listed
 from energon_lite.extras.remote_workers.handshake import RefusedError
+from energon_lite.hooks import attributes, code_digests
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.makers.job_runner import JobRunner
 
@@ -27,13 +21,8 @@ __all__ = ["check_card", "run_card"]
 
 #: Packages whose versions decide the values of decoded samples.
 _PACKAGES = ("torch", "numpy", "pillow", "simplejpeg", "torchcodec", "av", "webdataset")
-#: Folders of code that is known by its version.
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_OWN = str(Path(energon_lite.__file__).parent)
-#: Attributes of a task encoder that are compared, and the depth to which they are.
-_MOST_ATTRIBUTES, _DEPTH = 500, 5
-#: Characters of a value that a message shows.
-_SHOWN = 60
+#: Attributes of a task encoder that are compared.
+_MOST_ATTRIBUTES = 500
 
 
 def run_card(identity: Mapping[str, Any], runner: JobRunner) -> dict[str, Any]:
@@ -51,8 +40,8 @@ def run_card(identity: Mapping[str, Any], runner: JobRunner) -> dict[str, Any]:
         "seed": str(runner.seed),
         "runner": type(runner).__qualname__,
         "encoder": kind.__qualname__,
-        "code": _code_of(kind),
-        "attributes": dict(_first(_attributes(vars(encoder), "self", _DEPTH))),
+        "code": code_digests(kind),
+        "attributes": dict(islice(attributes(encoder, "self"), _MOST_ATTRIBUTES)),
     }
 
 
@@ -109,69 +98,3 @@ def _environment() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = "missing"
     return versions | {"byte order": sys.byteorder}
-
-
-def _code_of(kind: type) -> dict[str, str]:
-    """Return digests of the files with a user's code that a class is made of, by name of the file."""
-    found: dict[str, str] = {}
-    waiting = [sys.modules.get(base.__module__) for base in kind.__mro__]
-    seen: set[int] = set()
-    while waiting:
-        module = waiting.pop()
-        file = None if module is None else _file_of(module)
-        if module is None or id(module) in seen or file is None:
-            continue
-        seen.add(id(module))
-        found[file.name] = _short(found.get(file.name, "").encode() + file.read_bytes())
-        for value in [*vars(module).values()]:
-            if isinstance(value, ModuleType):
-                waiting.append(value)
-            elif inspect.isclass(value) or inspect.isfunction(value):
-                waiting.append(sys.modules.get(value.__module__))
-    return found
-
-
-def _file_of(module: ModuleType) -> Path | None:
-    """Return the file of a module of a user; None: it is known by the version of its package."""
-    file = getattr(module, "__file__", None)
-    if file is None or file.startswith((*_INSTALLED, _OWN)) or not file.endswith(".py"):
-        return None
-    path = Path(file)
-    return path if path.is_file() else None
-
-
-def _first(attributes: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    for _, pair in zip(range(_MOST_ATTRIBUTES), attributes, strict=False):
-        yield pair
-
-
-def _attributes(values: Mapping[Any, Any], path: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield paths and texts of the plain values in a task encoder."""
-    for name, value in values.items():
-        at = f"{path}.{name}" if isinstance(name, str) else f"{path}[{name!r}]"
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, np.generic, Path)):
-            yield at, _shown(repr(value))
-        elif isinstance(value, torch.Tensor):
-            memory = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            yield at, f"a tensor {list(value.shape)} {_short(memory)}"
-        elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
-            yield at, f"an array {list(value.shape)} {_short(value.tobytes())}"
-        elif inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, type):
-            yield at, value.__qualname__
-        elif not depth:
-            continue
-        elif isinstance(value, Mapping):
-            yield from _attributes(value, at, depth - 1)
-        elif isinstance(value, (list, tuple)):
-            yield from _attributes(dict(enumerate(value)), at, depth - 1)
-        else:
-            yield at, type(value).__qualname__
-            yield from _attributes(getattr(value, "__dict__", {}), at, depth - 1)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {_short(text.encode())}"
-
-
-def _short(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]

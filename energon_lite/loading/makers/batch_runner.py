@@ -11,6 +11,7 @@ is returned with the batch as a :class:`Failure`, so that it is counted if, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import Rows, batch_of_rows, columns_of, has_default_hooks, in_order
-from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner
+from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner, UnseededDraw
 from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.outcomes import (
     Address,
@@ -92,6 +93,7 @@ class BatchRunner(JobRunner):
         self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
+        self._batches_draw = self.may_draw(*self._batch_hooks)
         self._tolerances = failure_tolerances(encoder)
         self._example: tuple[Any, int] | None = None
 
@@ -133,8 +135,14 @@ class BatchRunner(JobRunner):
             if not self.batched:
                 result.batch = samples[0]
                 return places
+            # A batch that drew is made again, with its samples: none of them may be reported twice.
+            watches = not self._batches_draw and not attempt and len(result.outcomes) == len(samples)
             try:
-                result.batch = self._batch(samples, places, job, context)
+                make = self._watched_batch if watches else self._batch
+                result.batch = make(samples, places, job, context)
+            except UnseededDraw:
+                result.outcomes = []
+                return self._fill(result, job, addresses, context)
             except Rejected as rejected:
                 # Each of the samples is fine, but the batch of them is lost.
                 lost = of_each(rejected.failure, places)
@@ -182,7 +190,7 @@ class BatchRunner(JobRunner):
         def made(rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]) -> list[Any] | None:
             of_leaves = []
             for number, leaf_rows in self._told(rows):
-                keys = [("sample", *addresses[place], 0) for place in places[number]]
+                keys = (("sample", *addresses[place], 0) for place in places[number])
                 if (samples := leaf_rows.samples(keys)) is None:
                     return None
                 of_leaves.append(samples)
@@ -229,7 +237,9 @@ class BatchRunner(JobRunner):
         places = list[Address]()
         first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
         batch_index = number if self.batched else None
-        for address, made in zip(addresses, self.make(addresses, context, first, batch_index), strict=True):
+        watches = not attempt and not self.samples_draw and self.services.store is None
+        made_of = self._watched if watches else self.make
+        for address, made in zip(addresses, made_of(addresses, context, first, batch_index), strict=True):
             tried = first
             row: FailureStreak | None = None
             while type(made) is Rejected:
@@ -247,6 +257,36 @@ class BatchRunner(JobRunner):
                 places.append(self.replacement(address, tried) if tried else address)
         return samples, places
 
+    def _watched(
+        self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
+    ) -> Iterator[Any]:
+        """:meth:`make` while the global generators are watched.
+
+        At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
+        they draw: then their samples are made again, and hooks are seeded from then on.
+        """
+        samples = self.make(addresses, context, attempt, batch_index)
+        if self.samples_draw is None:
+            is_alone = context.watch(seeds=True)
+            yield from samples
+            self.samples_draw = context.drew() or not is_alone
+            return
+        done = 0
+        while done < len(addresses):
+            context.watch(seeds=False)
+            made = list[Any]()
+            with suppress(UnseededDraw):
+                for sample in samples:
+                    made.append(sample)
+                    if type(sample) is Rejected:
+                        break  # its replacements are seeded
+            self.samples_draw = context.drew()
+            if self.samples_draw:
+                yield from self.make(addresses[done:], context, attempt, batch_index)
+                return
+            done += len(made)
+            yield from made
+
     def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
         batch: Any = samples
         for name in self._batch_hooks:
@@ -259,6 +299,22 @@ class BatchRunner(JobRunner):
             except UnlikeError as unlike:
                 raise unlike.named(SampleNames("", places, self.leaves).keys) from None
         set_restore_key(batch, job.key)
+        return batch
+
+    def _watched_batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
+        """:meth:`_batch` while the global generators are watched, as in :meth:`_watched`.
+
+        Raises:
+            UnseededDraw: the hooks drew, and have to run again.
+        """
+        seeds = self._batches_draw is None
+        is_alone = context.watch(seeds=seeds)
+        try:
+            batch = self._batch(samples, places, job, context)
+        finally:
+            self._batches_draw = context.drew() or not is_alone
+        if self._batches_draw and not seeds:
+            raise UnseededDraw
         return batch
 
     def _empty(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:

@@ -9,7 +9,8 @@ sample and the error.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from operator import add
@@ -43,6 +44,8 @@ class LeafFields:
         steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
             accesses into the decoded value (None: the whole value).
         decodes: the bytes of at least one part are decoded.
+        order: names of the fields, in the order of ``steps``.
+        make: function that makes a sample of the values of the base fields and of these fields, by place.
         absent: fields of a sample that keep their defaults.
         can_collate: a batch of such samples consists of their collated fields alone.
     """
@@ -58,6 +61,8 @@ class LeafFields:
             self.steps[access.part][1].append((name, access if access.steps else None))
         self.decodes = any(function is not None for function, _ in self.steps.values())
         there = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        self.order = [name for _, named in self.steps.values() for name, _ in named]
+        self.make = _maker(kind, [*BASE_FIELDS, *self.order], there)
         given = fields.keys() | set(BASE_FIELDS)
         self.absent = [field for name, field in there.items() if name not in given]
         is_plain = not hasattr(kind, "from_samples") and not hasattr(kind, "__post_init__")
@@ -106,6 +111,7 @@ class Rows:
         self.columns: Columns | None = None
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
         self._sources: list[SourceInfo] = []
+        self._made: list[Any] | None = None
         try:
             if leaf.open is not None:
                 self.leaf = leaf = leaf.open()
@@ -131,30 +137,35 @@ class Rows:
         return RawSample(columns.keys[at], parts, (self._sources or self._all_sources(columns))[at])
 
     def sample(self, at: int, restore_key: tuple[Any, ...]) -> Any | None:
-        """Return one sample as an object, decoded now; None: it needs a sample loader."""
+        """Return one sample as an object, decoded now; None: it needs a sample loader. To be called once for each."""
         if not self._steps:
             return None
         fields = self.leaf.fields
         columns = self.columns
         assert fields is not None and columns is not None
-        given: dict[str, Any] = {
-            "__key__": columns.keys[at],
-            "__restore_key__": restore_key,
-            "__subflavors__": fields.labels.copy(),
-            "__sources__": ((self._sources or self._all_sources(columns))[at],),
-        }
         try:
+            if self._made is None:
+                self._made = []
+                if not fields.decodes:
+                    with suppress(Exception):  # of one of the samples: they are made one by one
+                        self._made = self.samples(repeat(())) or []
+            if self._made:
+                sample = self._made[at]
+                sample.__restore_key__ = restore_key
+                return sample
+            values = []
             for column, decode, named in self._steps:
                 value = column[at] if decode is None else decode(column[at])
-                for name, access in named:
-                    given[name] = value if access is None else access.follow({access.part: value})
-            return fields.kind(**given)
+                for _, access in named:
+                    values.append(value if access is None else access.follow({access.part: value}))
+            sources = ((self._sources or self._all_sources(columns))[at],)
+            return fields.make(columns.keys[at], restore_key, fields.labels.copy(), sources, *values)
         except Exception as error:
             if self._log is not None:
                 self._log.fell_back("decode", (self.leaf.name,), error)
             return None  # the sample loader runs into the same error and reports it
 
-    def samples(self, restore_keys: Sequence[tuple[Any, ...]]) -> list[Any] | None:
+    def samples(self, restore_keys: Iterable[tuple[Any, ...]]) -> list[Any] | None:
         """Return all samples as objects, decoded now; None: they need a sample loader.
 
         Raises:
@@ -162,15 +173,12 @@ class Rows:
         """
         fields = self.leaf.fields
         columns = self.columns
-        values = self.fields()
+        values = self.fields().values()
         if fields is None or columns is None or not values:
             return None
-        names = ("__key__", "__restore_key__", "__sources__", *values)
         sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of length 1 for each sample
-        every = zip(columns.keys, restore_keys, sources, *values.values(), strict=True)
-        kind = fields.kind
-        copy = fields.labels.copy
-        return [kind(**dict(zip(names, own, strict=True)), __subflavors__=copy()) for own in every]
+        labels = map(dict.copy, repeat(fields.labels))
+        return list(map(fields.make, columns.keys, restore_keys, labels, sources, *values))
 
     def fields(self) -> dict[str, list[Any]]:
         """Return the fields of all samples, by name; empty if they cannot be made from columns."""
@@ -268,6 +276,20 @@ def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Seq
         return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
+
+
+def _maker(kind: type[Sample], names: Sequence[str], known: Container[str]) -> Callable[..., Any]:
+    """Return a function of positional arguments that makes a sample with these fields.
+
+    It is compiled for the names, which takes half the time of ``kind(**fields)`` for each sample.
+    """
+    if not all(name.isidentifier() and name in known for name in names):
+        return lambda *values: kind(**dict(zip(names, values, strict=True)))
+    given = ", ".join(f"v{place}" for place in range(len(names)))
+    made: Callable[..., Any] = eval(
+        f"lambda {given}: kind({', '.join(f'{name}=v{place}' for place, name in enumerate(names))})", {"kind": kind}
+    )
+    return made
 
 
 def _of_bytes(decode: Callable[[bytes], Any], value: Any) -> Any:

@@ -18,6 +18,7 @@ from energon_lite.hooks import (
     HookContext,
     Hooks,
     TaskEncoder,
+    always_seeded,
     cook_function,
     is_overridden,
     own_hooks,
@@ -48,7 +49,7 @@ from energon_lite.worker_config import ErrorHandler
 if TYPE_CHECKING:
     from energon_lite.loading.makers.chunk_job import Made
 
-__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
+__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner", "UnseededDraw"]
 
 #: Randomness of the hooks of single samples.
 SAMPLE = HashDomain.SAMPLE_HOOKS.value
@@ -56,6 +57,10 @@ SAMPLE = HashDomain.SAMPLE_HOOKS.value
 _REPLACEMENT = HashDomain.REPLACEMENT.value
 #: Bytes of shards that are read together, at most: it limits the memory of large samples that wait to be decoded.
 READ_TOGETHER = 1 << 28
+
+
+class UnseededDraw(Exception):
+    """A hook that ran without seeds drew from the global generators, and failed."""
 
 
 class JobRunner:
@@ -72,6 +77,7 @@ class JobRunner:
     Attributes:
         services: objects of the loader: observers, the log of failures, the cache.
         sample_hooks: names and functions of the hooks that single samples go through.
+        samples_draw: they draw from the global generators, and are seeded; None: it is unknown if they draw.
         largest: largest mean bytes of shard per sample over all leaves.
         reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
     """
@@ -97,6 +103,8 @@ class JobRunner:
         self.sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
+        self._always_seeded = always_seeded(encoder)
+        self.samples_draw = self.may_draw("cook_crude_sample", *hooks.sample)
         self.reads_ahead = reads_ahead(leaves)
         self.largest = largest_mean_bytes(leaves)
 
@@ -119,6 +127,11 @@ class JobRunner:
             *origin, batch_index=batch_index, cache=services.cache_pool, worker_config=services.worker_config
         )
 
+    def may_draw(self, *hooks: str) -> bool | None:
+        """Return None if it should be found out whether hooks draw from the global generators; True if they have to be
+        seeded anyway, or never are."""
+        return True if self.seeded_hooks.isdisjoint(hooks) or not self._always_seeded.isdisjoint(hooks) else None
+
     # -- samples --------------------------------------------------------------------------------------------------
 
     def make(
@@ -132,8 +145,36 @@ class JobRunner:
             attempt: 0: the samples themselves; k: the k-th replacement for each.
             batch_index: index of the micro-batch of the samples, if it is known.
         """
+        hooks = [(name, function, context.seeds and name in self.seeded_hooks) for name, function in self.sample_hooks]
+        services = self.services
+        is_plain = self.hooks.batched and not services.observers and services.store is None
         for address, rows, at in self.read(addresses, attempt):
-            yield self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
+            key = ("sample", *address[:3], attempt)
+            if not is_plain or len(address) > 3 or isinstance(rows, StoredSample):
+                yield self.made(rows, at, address, key, context, batch_index)
+                continue
+            leaf = rows.leaf
+            index = rows.indices[at]
+            epoch = address[2]
+            number = epoch * leaf.length + index
+            context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
+            sample = rows.sample(at, key)
+            if sample is None or rows.columns is None:
+                yield self.made(rows, at, address, key, context, batch_index, is_tried=True)
+                continue
+            name = rows.columns.keys[at]
+            stage = ""
+            try:
+                for stage, function, seeded in hooks:
+                    if seeded:
+                        context.seed_globals()
+                    value = function(sample)
+                    if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                        self._check(value, stage, self._whose(name, leaf.name), (sample,))
+                    sample = value
+            except Exception as error:
+                sample = self._rejected(error, stage, leaf.name, name, sample)
+            yield sample
 
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """Return the sample at an address, or a :class:`Rejected` with the failure."""
@@ -241,8 +282,14 @@ class JobRunner:
         key: tuple[Any, ...],
         context: HookContext,
         batch_index: int | None = None,
+        *,
+        is_tried: bool = False,
     ) -> Any:
-        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure."""
+        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure.
+
+        Args:
+            is_tried: the rows have been asked for the sample and returned None.
+        """
         leaf = self.leaves[address[0]]
         index = at if isinstance(rows, StoredSample) else rows.indices[at]
         epoch = address[2]
@@ -253,7 +300,7 @@ class JobRunner:
                 sample = rows.value
                 set_restore_key(sample, key)
             else:
-                sample = self._hooked(rows, at, key)
+                sample = self._hooked(rows, at, key, is_tried=is_tried)
                 if self.services.store is not None:
                     self.services.store.add((address[0], index, epoch), sample, key, context)
             if not self.hooks.batched:
@@ -266,12 +313,11 @@ class JobRunner:
         except Rejected as rejected:
             return rejected
 
-    def _hooked(self, rows: Rows, at: int, key: tuple[Any, ...]) -> Any:
+    def _hooked(self, rows: Rows, at: int, key: tuple[Any, ...], *, is_tried: bool) -> Any:
         """Return the sample at an index of ``rows``, after the sample hooks."""
-        is_tried = not self.services.observers
-        sample = rows.sample(at, key) if is_tried else None
+        sample = None if is_tried or self.services.observers else rows.sample(at, key)
         if sample is None or rows.columns is None:
-            name, sample = self.load(rows, at, key, is_tried=is_tried)
+            name, sample = self.load(rows, at, key, is_tried=is_tried or not self.services.observers)
         else:
             name = rows.columns.keys[at]
         for hook, function in self.sample_hooks:
@@ -356,28 +402,45 @@ class JobRunner:
             if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
                 self._check(value, stage, self._whose(key, leaf), arguments)
             return value
-        except SkipSample as skip:
-            failure = Failure(leaf, f"{self.names(key)}", stage, str(skip) or "SkipSample", skipped=True)
-            raise Rejected(failure) from None
-        except (StopIteration, StopAsyncIteration) as error:  # a generator would turn it into another error
+        except Exception as error:
+            raise self._rejected(error, stage, leaf, key, subject)  # noqa: B904  # it has a cause, or none on purpose
+
+    def _rejected(
+        self, error: Exception, stage: str, leaf: str, key: str | SampleNames | Sequence[Address], subject: Any
+    ) -> Rejected:
+        """Return the outcome of a step that raised an error, and report it; see :meth:`guarded`.
+
+        Raises:
+            FatalSampleError: the error ends the iteration.
+            UnseededDraw: the hooks have to run again with seeds, so the error counts for nothing.
+        """
+        context = running_context()
+        if context is not None and context.lacks_seeds:
+            raise UnseededDraw from None
+        if isinstance(error, SkipSample):
+            rejected = Rejected(Failure(leaf, f"{self.names(key)}", stage, str(error) or "SkipSample", skipped=True))
+            rejected.__cause__ = None  # nor is its context shown
+            return rejected
+        if isinstance(error, (StopIteration, StopAsyncIteration)):  # a generator would turn it into another error
             raise FatalSampleError(
                 f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
                 fix="an iterator was exhausted: give next() a default, or catch this; SkipSample leaves a sample out",
                 details=hook_traceback(error),
             ) from None
-        except FATAL as error:
+        if isinstance(error, FATAL):
             note_where(error, stage, self._whose(key, leaf))
-            raise
-        except Exception as error:
-            if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
-                raise end from (None if end.details else error)
-            if self.error_handler is not None:
-                sources = sources_of(subject)
-                self.error_handler(error, subject, None if sources is None else list(sources))
-            failure = failure_of(error, stage, leaf, f"{self.names(key)}")
-            if self.services.failures is not None:
-                self.services.failures.tell(failure)
-            raise Rejected(failure) from error
+            raise error
+        if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
+            raise end from (None if end.details else error)
+        if self.error_handler is not None:
+            sources = sources_of(subject)
+            self.error_handler(error, subject, None if sources is None else list(sources))
+        failure = failure_of(error, stage, leaf, f"{self.names(key)}")
+        if self.services.failures is not None:
+            self.services.failures.tell(failure)
+        rejected = Rejected(failure)
+        rejected.__cause__ = error
+        return rejected
 
     def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
         """Return the name of samples in messages."""

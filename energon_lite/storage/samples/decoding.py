@@ -9,8 +9,9 @@ the formats that it may try: PostScript named ``.png`` is not an image. The size
 ==================================  ===============================================================================
 extension                           becomes
 ==================================  ===============================================================================
-png jpg jpeg webp bmp gif tif ...   the form that ``image_decode`` names, see :data:`IMAGE_FORMS`; JPEG by simplejpeg
-                                    if that is installed, else by Pillow: the pixels are the same
+png jpg jpeg webp bmp gif tif ...   the form that ``image_decode`` names, see :data:`IMAGE_FORMS`, of the size that
+                                    ``image_size`` gives; JPEG by simplejpeg if that is installed, else by Pillow: the
+                                    pixels are the same
 mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an ``AVDecoder``, which decodes clips on request;
 flac mp3 wav                        bytes, if the extra ``media`` is absent
 txt text transcript                 str (UTF-8)
@@ -55,6 +56,7 @@ from energon_lite.storage.samples.image_decoding import (
     check_size,
     decode_image,
 )
+from energon_lite.storage.samples.image_size import ImageTarget
 from energon_lite.storage.samples.part_decoder import DecoderSettings, PartDecoder, decoder_entry, made_decoder
 from energon_lite.trust import trusts
 
@@ -97,15 +99,20 @@ class SampleDecoder:
         max_unpacked_bytes: limit of the unpacked size of a compressed part (``.gz``, ``.npz``) or of an image (one
             byte a channel); a sample that exceeds it is an error, before the memory is allocated. None: no limit. For
             images decoded by Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` applies as well.
+        image_size: size of images, such as ``ImageSize(336)``: a JPEG is decoded at the fraction of its size that is
+            needed, and images are resized once. A size in ``dataset.yaml`` precedes it. None: the stored size.
 
     Raises:
-        UsageError: ``image_decode`` or ``av_decode`` is unknown, or ``av_decode`` needs the extra ``media``.
+        UsageError: ``image_decode`` or ``av_decode`` is unknown, ``av_decode`` needs the extra ``media``, or
+            ``image_size`` has no image or draws random numbers.
 
     Example:
         >>> SampleDecoder().decode("json", b'{"text": ["a"]}')
         {'text': ['a']}
         >>> SampleDecoder(image_decode="torchrgb8").decode("png", png_bytes).shape
         torch.Size([3, 28, 28])
+        >>> SampleDecoder(image_decode="torchrgb8", image_size=ImageSize(336)).decode("jpg", jpeg_bytes).shape
+        torch.Size([3, 336, 336])
     """
 
     image_decode: str | None = "torchrgb"
@@ -116,6 +123,7 @@ class SampleDecoder:
     guess_content: bool = False
     max_unpacked_bytes: int | None = 1 << 30
     stream_above: int | None = 8 << 20
+    image_size: ImageTarget | None = None
 
     def __post_init__(self) -> None:
         if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
@@ -124,6 +132,11 @@ class SampleDecoder:
             names = tuple(IMAGE_FORMS)
             fix = did_you_mean(self.image_decode, names, f"give one of {', '.join(names)}, or None", always=True)
             raise UsageError(f"image_decode {self.image_decode!r} is unknown", fix=fix)
+        if self.image_size is not None and (self.image_decode is None or self.image_size.draws):
+            name = type(self.image_size).__name__
+            what = "images stay bytes" if self.image_decode is None else f"{name} draws random numbers"
+            fix = "decode in a hook, which has them: decode_to_size(sample.image, size, self.rng); image_decode=None"
+            raise UsageError(f"image_size is given, but {what}", fix=fix)
         if self.av_decode not in (None, _AV_DECODE):
             entry = decoders().get("av")
             if entry is None:
@@ -239,7 +252,9 @@ class SampleDecoder:
         return isinstance(function, partial) and function.func is _refuse
 
     def _built_in(self, extension: str) -> Decode | None:
-        found = _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+        found = _decoder_for(
+            extension, self.image_decode, self.image_size, trusts(self.trust_code), self.max_unpacked_bytes
+        )
         if isinstance(found, Decoder):
             guest = self._made(found)
             return None if guest is None else partial(guest, extension)
@@ -247,7 +262,9 @@ class SampleDecoder:
 
     def _guest(self, extension: str) -> PartDecoder | None:
         """Return the decoder of a guest for an extension; None: no guest decodes it, or the parts stay bytes."""
-        found = _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+        found = _decoder_for(
+            extension, self.image_decode, self.image_size, trusts(self.trust_code), self.max_unpacked_bytes
+        )
         return self._made(found) if isinstance(found, Decoder) else None
 
     def _made(self, entry: Decoder) -> PartDecoder | None:
@@ -268,7 +285,7 @@ def _asks_too_much(error: MemoryError, size: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _decoder_for(
-    extension: str, image_decode: str | None, trust_code: bool, most: int | None
+    extension: str, image_decode: str | None, image_size: ImageTarget | None, trust_code: bool, most: int | None
 ) -> Decode | Decoder | None:
     """Return the function that decodes an extension, or the entry of a guest that does; None: the bytes stay."""
     lower = extension.lower()
@@ -279,7 +296,7 @@ def _decoder_for(
             what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
             return partial(_refuse, f"{what}; it is not run")
         formats = FORMATS.get(lower) or PROGRAMS[lower]
-        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most)
+        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most, image_size)
     if extension in _PICKLES:
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")

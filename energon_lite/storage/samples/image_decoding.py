@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError
+from energon_lite.storage.samples.image_resizing import Resizing
+from energon_lite.storage.samples.image_size import ImageTarget
 
 __all__ = [
     *("FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "ImageHeader", "check_size", "decode_image"),
@@ -85,25 +87,43 @@ def check_size(unpacked: int, most: int | None, what: str = "") -> None:
         )
 
 
-def decode_image(container: str, dtype: str, mode: str, formats: tuple[str, ...], most: int | None, data: bytes) -> Any:
+def decode_image(
+    container: str,
+    dtype: str,
+    mode: str,
+    formats: tuple[str, ...],
+    most: int | None,
+    size: ImageTarget | None,
+    data: bytes,
+    rng: np.random.Generator | None = None,
+) -> Any:
     """Decode an image into one of the forms of :data:`IMAGE_FORMS`.
 
     Args:
         formats: the formats it may have, by Pillow's names.
-        most: limit of the decoded size in bytes, with one for each channel of a pixel; None: no limit.
+        most: limit of the size in bytes before it is resized, with one for each channel of a pixel; None: no limit.
+        size: rule for the size of the result; None: the stored size.
+        rng: generator of the sample, for rules that draw.
 
     Raises:
         DecodeError: the image exceeds the limit. Other defects raise other exceptions.
     """
+    resizing = None if size is None else Resizing(size, rng)
     pixels: Any = None
-    if mode == "RGB" and container != "pil" and "JPEG" in formats and data.startswith(_JPEG):
-        pixels = _decode_jpeg(data, most)
+    if mode == "RGB" and (container != "pil" or resizing) and "JPEG" in formats and data.startswith(_JPEG):
+        pixels = _decode_jpeg(data, most, resizing)
     if pixels is None:
-        image = _decode_with_pillow(mode, formats, most, data)
-        if container == "pil":
+        image = _decode_with_pillow(mode, formats, most, data, resizing)
+        if container == "pil" and resizing is None:
             return image
-        pixels = np.asarray(image)
-    if container == "torch" and pixels.ndim == 3:
+        pixels = np.asarray(image) if resizing is None else np.array(image)  # torch takes writable arrays only
+    if resizing is not None:
+        pixels = resizing.resize(pixels, planar=container == "torch")
+        if container == "pil":
+            from PIL import Image
+
+            return Image.fromarray(pixels)
+    elif container == "torch" and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
     # One pass that scales and moves the channels to the front; a division, for the same bits as in Energon.
     if dtype == "float":
@@ -121,19 +141,28 @@ def _check_pixels(width: int, height: int, channels: int, most: int | None) -> N
     check_size(width * height * channels, most, f" ({width} x {height} pixels)")
 
 
-def _decode_with_pillow(mode: str, formats: tuple[str, ...], most: int | None, data: bytes) -> Any:
+def _decode_with_pillow(
+    mode: str, formats: tuple[str, ...], most: int | None, data: bytes, resizing: Resizing | None
+) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data), formats=formats) as opened:
-            _check_pixels(*opened.size, max(len(mode), len(opened.getbands())), most)
+            width, height = opened.size
+            _check_pixels(width, height, max(len(mode), len(opened.getbands())), most)
+            if resizing is not None:
+                # Inks are no amounts of light: to reduce them before they are converted gives other colours.
+                is_divisible = opened.format == "JPEG" and opened.mode in ("RGB", "L")
+                divisor = resizing.fit(height, width, divisible=is_divisible)
+                if divisor > 1:
+                    opened.draft(None, (width // divisor, height // divisor))
             opened.load()
             return opened.convert(mode)
     except UnidentifiedImageError:  # its text only names an object in memory
         raise ValueError(f"these bytes are not an image as the name means ({', '.join(formats)})") from None
 
 
-def _decode_jpeg(data: bytes, most: int | None) -> Any:
+def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None) -> Any:
     """Decode ``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or the image is left to Pillow.
 
     Both use libjpeg-turbo with its accurate settings, and give the same pixels for the images that simplejpeg gets
@@ -148,7 +177,10 @@ def _decode_jpeg(data: bytes, most: int | None) -> Any:
         if colours not in ("YCbCr", "Gray"):
             return None
         _check_pixels(width, height, 3, most)
-        return simplejpeg.decode_jpeg(data, "RGB")
+        if resizing is None:
+            return simplejpeg.decode_jpeg(data, "RGB")
+        divisor = resizing.fit(height, width, divisible=True)
+        return simplejpeg.decode_jpeg(data, "RGB", min_height=-(-height // divisor), min_width=-(-width // divisor))
     except DecodeError:
         raise
     except ValueError:  # damaged: Pillow decides if it can be decoded

@@ -1,1 +1,1 @@
-"""Commands of the trainer: tokenize, convert-weights, layout."""
+"""Commands of the trainer: tokenize, convert-weights."""

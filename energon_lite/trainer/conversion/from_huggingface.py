@@ -39,7 +39,6 @@ from energon_lite.trainer.conversion.tensor_names import (
     their_names,
 )
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
 
@@ -200,18 +199,16 @@ def load_huggingface(
     model: nn.Module,
     config: ModelConfig,
     mesh: ParallelMesh,
-    optimizer: OverlappedDistributedOptimizer | None = None,
     *,
     may_lack: Sequence[str] = (),
 ) -> None:
-    """Fill a model with the weights of a folder, with one needed box of a tensor in memory at a time.
+    """Fill a model without an optimizer with the weights of a folder, with one box of a tensor in memory at a time.
 
     Args:
         place: a folder with ``config.json`` and safetensors files, visible to all ranks.
         model: filled in place.
         config: result of :func:`huggingface_model_config` for the folder.
         mesh: the ranks.
-        optimizer: optimizer of the model; its master values are set too.
         may_lack: name patterns of parameters that stay unchanged if the folder has none of them.
 
     Raises:
@@ -222,8 +219,6 @@ def load_huggingface(
         >>> load_huggingface("models/llama-3-8b", model, huggingface_model_config("models/llama-3-8b"), mesh)
     """
     sources = native_tensors(HuggingFaceFolder(place), config)
-    if optimizer is not None:
-        optimizer.wait_parameters()
     targets = without_new(dict(model_tensors(model, mesh)), sources, may_lack, str(place))
     shapes = {name: tuple(source.shape) for name, source in sources.items()}
     check_shapes(targets, shapes, place, "take the folder's own settings with model.preset=init_from", "folder")
@@ -231,5 +226,3 @@ def load_huggingface(
         assert isinstance(target, ChunkedTensor)
         for box in sources[name].boxes:
             copy_box(box, sources[name].read, target)
-    for shard in optimizer.shards() if optimizer is not None else ():
-        shard.take_values()

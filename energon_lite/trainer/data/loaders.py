@@ -24,8 +24,8 @@ from energon_lite.entry_points import find_named
 from energon_lite.errors import ConfigError, TopologyError, UsageError, require, require_at_least
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import TrainingBatch
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.tokenizing.tokenizer import make_tokenizer
 
@@ -179,6 +179,7 @@ class RunData:
         seed: seed of the order of samples.
         eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them; None:
             no evaluation.
+        task_encoder: task encoder of all sets; None for that of ``data``.
 
     Attributes:
         train_loader: loader of this rank's micro-batches.
@@ -190,12 +191,20 @@ class RunData:
     """
 
     def __init__(
-        self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, eval_batches: int | None
+        self,
+        data: DataConfig,
+        model: ModelConfig,
+        mesh: ParallelMesh,
+        task_encoder: TaskEncoder | None = None,
+        *,
+        seed: int,
+        eval_batches: int | None,
     ):
         self.data = data
         self.model = model
         self.mesh = mesh
         self.seed = seed
+        self.task_encoder = task_encoder
         self.eval_batches = eval_batches or 0
         self.micro_batches, over = divmod(data.micro_batches_per_step, mesh.dp)
         if over:
@@ -217,7 +226,7 @@ class RunData:
             loader.to(mesh.device)  # batches are copied ahead, during the previous step
         self.last_step = StepData([], [])
 
-    def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
+    def take_step(self, batches: Iterator[Any]) -> list[TrainingBatch | None]:
         """Return this rank's micro-batches of the next step, on its device; None for each on a stage without data.
 
         All of them are returned at once, because the loss needs the number of tokens before the first backward pass. At
@@ -238,7 +247,7 @@ class RunData:
         self.last_step = StepData(numbers, keys, digest, taken, stop)
         return fetched
 
-    def validation(self) -> Iterator[tuple[str, Iterator[MultimodalBatch | None]]]:
+    def validation(self) -> Iterator[tuple[str, Iterator[TrainingBatch | None]]]:
         """Yield each validation set: its name, and this rank's micro-batches of it."""
         dp, rank, most = self.mesh.dp, self.mesh.rank("dp"), self.eval_batches
         for name, loader in self.val_loaders.items():
@@ -263,7 +272,8 @@ class RunData:
                 steps = {"micro_batches_per_step": data.micro_batches_per_step, "costs": data.costs}
                 by_tokens = replace(by_tokens, **steps)  # type: ignore[arg-type]
             common |= {"batch_size": None, "batching": by_tokens}
-        common["task_encoder"] = make_task_encoder(data, self.model, training=validation is None)
+        made = self.task_encoder or make_task_encoder(data, self.model, training=validation is None)
+        common["task_encoder"] = made
         if validation is not None:
             limit = -(-self.eval_batches // mesh.dp) or None
             return get_val_dataset(validation, limit=limit, **common)

@@ -39,7 +39,8 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
         if not isinstance(made, MultimodalBatch):
             self._refuse(
                 f"returned a {type(made).__name__}, which has no rows of tokens",
-                "return a MultimodalBatch, or what pad_sequences or pack_sequences makes of TokenSequences",
+                "return a MultimodalBatch, or what pad_sequences or pack_sequences makes of TokenSequences; or "
+                "give the loss of your batches to the Trainer too",
             )
         return self._checked(made)
 

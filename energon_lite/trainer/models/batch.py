@@ -46,6 +46,11 @@ class MultimodalBatch(Batch):
     __key__: list[str] = field(default_factory=list)
     __restore_key__: tuple[Any, ...] = ()
 
+    @property
+    def loss_tokens(self) -> torch.Tensor:
+        """Sum of ``loss_mask``, a float64 scalar."""
+        return self.loss_mask.sum(dtype=torch.float64)
+
 
 def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
     """Return height and width of each image.

@@ -24,6 +24,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
+from energon_lite.trainer.models.interface import LossSums
 from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import (
@@ -238,20 +239,12 @@ class LlamaModel(nn.Module):
         initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
-    def starts(self, chunk: int) -> bool:
-        """Return whether a chunk of this stage begins with the embedding."""
-        return self.mesh.is_first_stage and chunk == 0
-
-    def ends(self, chunk: int) -> bool:
-        """Return whether a chunk of this stage ends with the loss."""
-        return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
-
     def parameters_of_chunk(self, chunk: int) -> list[nn.Parameter]:
         """Return the parameters that get gradients in the backward pass of a chunk of this stage."""
         modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
-        if self.starts(chunk):
+        if self.mesh.starts(chunk):
             modules += [self.embed_tokens, self.vision, self.projector]
-        if self.ends(chunk):
+        if self.mesh.ends(chunk):
             modules += [self.norm, self.lm_head]
         return [p for module in modules if module is not None for p in module.parameters()]
 
@@ -307,7 +300,7 @@ class LlamaModel(nn.Module):
             return self.lm_head(x)
         return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
-    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | torch.Tensor:
+    def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | LossSums:
         """Run one chunk of layers of this stage, with embedding and loss at the two ends of the model.
 
         Args:
@@ -316,25 +309,23 @@ class LlamaModel(nn.Module):
             received: the output of the previous chunk; None for a chunk that starts the model.
 
         Returns:
-            The input of the next chunk; the sum of the losses for a chunk that ends the model.
+            The input of the next chunk; the sums of the loss for a chunk that ends the model.
         """
-        if self.starts(chunk):
+        if self.mesh.starts(chunk):
             assert batch is not None
             images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
             received = self.embed(batch.tokens, *images, batch.documents)
         assert received is not None
         made = self.blocks(chunk, received if batch is None else replace(received, lengths=batch.document_lengths))
-        if not self.ends(chunk):
+        if not self.mesh.ends(chunk):
             return made
         assert batch is not None
-        return self.head(made, batch)
+        counted = own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
+        return LossSums(self.head(made, batch), counted)
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""
-        self._whole_pipeline()
-        loss = self.run_chunk(0, batch, None)
-        assert isinstance(loss, torch.Tensor)
-        return loss
+        return language_loss(self, batch).loss
 
     def forward(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return the logits of the token after each of ``tokens``, without pipeline and context parallelism.
@@ -362,3 +353,11 @@ class LlamaModel(nn.Module):
     def _whole_pipeline(self) -> None:
         if self.mesh.pp > 1:
             raise UsageError("the layers are on several pipeline stages", fix="use run_pipeline, or load with pp=1")
+
+
+def language_loss(model: LlamaModel, batch: MultimodalBatch) -> LossSums:
+    """Return the cross-entropy of this rank's tokens: the :class:`Loss` of the model without pipeline."""
+    model._whole_pipeline()
+    made = model.run_chunk(0, batch, None)
+    assert isinstance(made, LossSums)  # one chunk ends the model
+    return made

@@ -108,6 +108,14 @@ class ParallelMesh(RankGrid):
     def is_last_stage(self) -> bool:
         return self.rank("pp") == self.pp - 1
 
+    def starts(self, chunk: int) -> bool:
+        """Return whether a chunk of layers of this stage is the first of the model."""
+        return self.is_first_stage and chunk == 0
+
+    def ends(self, chunk: int) -> bool:
+        """Return whether a chunk of layers of this stage is the last of the model."""
+        return self.is_last_stage and chunk == self.virtual - 1
+
     @property
     def global_rank(self) -> int:
         return 0 if self.device_mesh is None else dist.get_rank()

@@ -1,6 +1,6 @@
 """The ranks of a run as a grid, by arithmetic alone: coordinates, groups and layers of each rank.
 
-Nothing here communicates, so it works for any number of ranks: ``energon-lite layout`` prints it.
+Nothing here communicates, so it works for any number of ranks: ``examples/layout.py`` prints it.
 """
 
 from __future__ import annotations

@@ -108,8 +108,6 @@ class TrainConfig:
         measure_costs: interval in steps at which micro-batch times are measured, for the cost model that later runs
             plan by, see ``MicroBatchTimes`` of the extra ``balance``; 0 to disable.
         memory_snapshot: in that window, also record GPU memory allocations by call stack, for pytorch.org/memory_viz.
-        gc_every: steps between two runs of Python's garbage collector, at the same steps on all ranks; 0 for Python's
-            own schedule.
         flight_recorder: number of recent collectives that NCCL remembers, and writes into ``output`` when one hangs.
         deterministic: only deterministic kernels, and one thread per process: two runs give the same bits. On a GPU
             this excludes the fastest attention, and fills all new memory. None: true without a GPU, false with one.
@@ -140,7 +138,6 @@ class TrainConfig:
     profile: tuple[int, int] | None = None
     measure_costs: int = 0
     memory_snapshot: bool = False
-    gc_every: int = 0
     flight_recorder: int = 0
     deterministic: bool | None = None
 
@@ -157,7 +154,7 @@ class TrainConfig:
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
         require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
         require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, eval_batches=0, save_timeout=0)
-        require_at_least(self, "train", gc_every=0, flight_recorder=0, measure_costs=0)
+        require_at_least(self, "train", flight_recorder=0, measure_costs=0)
         inside = not self.memory_snapshot or self.profile is not None
         require(inside, "memory_snapshot has no window", "train.memory_snapshot", "give train.profile, e.g. [5, 6]")
         limit = self.time_limit is None or self.time_limit > 0
@@ -194,7 +191,7 @@ HARMLESS = {
     "model.": "recompute recompute_budget compile fuse_projections loss_chunk",
     "train.": "save_every keep keep_every checkpoints time_limit async_save save_timeout log_every eval_every "
     "eval_at_start eval_batches tensorboard wandb prometheus_port peak_tflops init_from init_from_ignore profile "
-    "memory_snapshot gc_every flight_recorder nonfinite_limit measure_costs",
+    "memory_snapshot flight_recorder nonfinite_limit measure_costs",
 }
 
 

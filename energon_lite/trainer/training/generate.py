@@ -166,7 +166,7 @@ class _Decoder:
         with torch.compiler.set_stance("force_eager"):
             for chunk in range(mesh.virtual):
                 made = model.blocks(chunk, self._stream(chunk, tokens, images), self.cache)
-                if model.ends(chunk):
+                if mesh.ends(chunk):
                     following = choice(self._last_logits(made, tokens.shape[1]))
                 else:
                     self.wire.send(made.hidden, 1)
@@ -180,7 +180,7 @@ class _Decoder:
         """Return the input of a chunk of layers: the embedding, or the output of the previous stage."""
         model, mesh = self.model, self.model.mesh
         (rows, new), start, part = tokens.shape, self.cache.length, local_length(tokens.shape[1], mesh)
-        if model.starts(chunk):
+        if mesh.starts(chunk):
             hidden = model.embed(tokens, *images).hidden
         else:
             hidden = self.wire.receive((rows, part, model.config.hidden_size), model.config.torch_dtype, -1)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from energon_lite.errors import NonFiniteError, listed
-from energon_lite.trainer.checkpointing.checkpoint import Place
+from energon_lite.trainer.checkpointing.checkpoint import Place, latest_checkpoint
 from energon_lite.trainer.data.loaders import StepData
-from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -44,7 +44,7 @@ class NonFiniteGuard:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: nn.Module,
         optimizer: OverlappedDistributedOptimizer,
         mesh: ParallelMesh,
         limit: int,
@@ -104,7 +104,7 @@ class NonFiniteGuard:
 
         Args:
             step: number of the last step.
-            read: the checkpoint that they were read from just before, if any.
+            read: the checkpoint that they were read from just before, or its folder; None if there is none.
 
         Raises:
             NonFiniteError: on all ranks: some are not finite on at least one rank.
@@ -119,10 +119,8 @@ class NonFiniteGuard:
             what = f"weights or moments are not finite after step {step}: the run cannot go on with them"
             fix = self._fix()
             if read is not None:
-                where, fix = (
-                    f"{read}, {where}",
-                    "use another checkpoint: without this one, the run resumes from the one before",
-                )
+                where = f"{latest_checkpoint(read) or read}, {where}"
+                fix = "use another checkpoint: without this one, the run resumes from the one before"
             raise NonFiniteError(what, where=where, fix=fix)
 
     def _fix(self) -> str:

@@ -7,21 +7,28 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from energon_lite.errors import StateError
+from torch import nn
+
+from energon_lite import TaskEncoder
+from energon_lite.errors import StateError, TopologyError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.data.rows import RowsTaskEncoder
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.interface import Loss, MakeModel, TrainingBatch
+from energon_lite.trainer.models.llama import LlamaModel, language_loss
 from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict, extra
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
+from energon_lite.trainer.training.language_model import language_model
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
     RunDigest,
@@ -31,7 +38,7 @@ from energon_lite.trainer.training.metrics import (
     make_sinks,
     write,
 )
-from energon_lite.trainer.training.process import Requests, garbage_collection, prepare_attention, prepare_process
+from energon_lite.trainer.training.process import Requests, prepare_attention, prepare_process
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
 
@@ -39,16 +46,12 @@ if TYPE_CHECKING:
     from energon_lite.extras.balance import MicroBatchTimes
     from energon_lite.extras.inspect import ProfileWindow
 
-
-from collections.abc import Collection
-
-from energon_lite.errors import StateMismatchError
-from energon_lite.trainer.checkpointing.checkpoint import read_state
-from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
-from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface, load_huggingface
-from energon_lite.trainer.models.config import ModelConfig, model_changes, model_config_of
-
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=nn.Module)
+B = TypeVar("B", bound=TrainingBatch)
+#: Function that is called with the trainer and the metrics of a step or an evaluation.
+Hook = Callable[["Trainer", dict[str, Any]], None]
 
 
 class Trainer:
@@ -60,6 +63,14 @@ class Trainer:
 
     Args:
         config: configuration of the run.
+        make_model: maker of the model, which then also reads ``train.init_from`` if that is given; None for the
+            :func:`language_model` of ``config.model``.
+        loss: its loss; None for the :func:`language_loss`.
+        metrics: names of the further sums of the loss that the run reports.
+        task_encoder: maker of the batches of that loss; None for the rows of ``data.task_encoder``.
+        on_step: called on all ranks with the trainer and the metrics of each finished step, which it may change. The
+            next step may be running already.
+        on_eval: called on all ranks with the trainer and the metrics of each evaluation, which it may add to.
         sinks: makers of further sinks, see :class:`MetricsSink`. They are called on the main rank when the run begins,
             each with the last step that counts.
 
@@ -72,9 +83,20 @@ class Trainer:
         100
     """
 
-    def __init__(self, config: TrainerConfig, *, sinks: Sequence[SinkMaker] = ()):
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        make_model: MakeModel[TrainerConfig, M] | None = None,
+        loss: Loss[M, B] | None = None,
+        metrics: Sequence[str] = (),
+        task_encoder: TaskEncoder | None = None,
+        on_step: Hook | None = None,
+        on_eval: Hook | None = None,
+        sinks: Sequence[SinkMaker] = (),
+    ):
         self.config = config
-        self.sinks = sinks
+        self.on_step, self.on_eval, self.sinks = on_step, on_eval, sinks
         data = config.data
         train = config.train
         prepare_process(config)
@@ -82,12 +104,20 @@ class Trainer:
         prepare_attention(config, self.mesh.device, visible=self.mesh.is_main)
         self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         self._newest = find_checkpoint(self.checkpoints, self.mesh)
-        drawn: Sequence[str] = () if self._newest else NEW_PARTS if train.init_from else ("*",)
-        self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
+        resumes = self._newest is not None
+        self.model: nn.Module = (
+            language_model(config, self.mesh, resumes=resumes) if make_model is None else make_model(config, self.mesh)
+        )
+        self.loss: Loss[Any, Any] = loss or language_loss
+        self.metrics = metrics
+        self._check_support()
         freeze(self.model, train.freeze, self.mesh)
         self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, config.optimizer)
         limit = train.eval_batches if train.eval_every or train.eval_at_start else None
-        self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
+        if task_encoder is not None and self.loss is language_loss:
+            task_encoder = RowsTaskEncoder(task_encoder, config.model)
+        parts = data, config.model, self.mesh, task_encoder
+        self.data = RunData(*parts, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
         keep = {"keep": train.keep, "keep_every": train.keep_every}
         self.saver = CheckpointSaver(self.checkpoints, self.mesh, **keep, timeout=train.save_timeout)
@@ -105,6 +135,19 @@ class Trainer:
         self.numbers = StepMetrics(config, self.mesh)
         self.digest = RunDigest()
 
+    def _check_support(self) -> None:
+        """Refuse settings that the model or the loss does not support."""
+        built_in = isinstance(self.model, LlamaModel) and self.loss is language_loss
+        sharded = getattr(self.model, "mesh", None) is self.mesh
+        supported = {"tp": sharded, "cp": sharded, "pp": built_in, "share_images": built_in}
+        for name in (name for name, good in supported.items() if not good):
+            if (value := getattr(self.config.mesh, name)) > 1 or value is True:
+                what = f"mesh.{name}={value}, which the model or the loss of this run does not support"
+                fix = f"leave out mesh.{name}; for tp and cp, shard the model, and keep the mesh as its attribute mesh"
+                raise TopologyError(what, fix=fix)
+        if self.config.train.measure_costs and not built_in:
+            raise UsageError("the costs of another model are not known", fix="leave out train.measure_costs")
+
     def run(self) -> int:
         """Train until the last step, the end of the data, or a request to stop; save a checkpoint at the end.
 
@@ -120,12 +163,11 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            ended = stack.enter_context(garbage_collection(train.gc_every))
             sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
             for sink in sinks:
                 stack.callback(sink.close)
             if done == 0 and train.eval_at_start:
-                write(sinks, {"step": 0, **self.evaluate()})
+                write(sinks, self._evaluated(0))
             batches = iter(self.loader)
             running = deque[RunningStep]()
             saved = done
@@ -137,7 +179,6 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
-                ended(done)
                 save = save or _due(done, train.save_every)
                 # The numbers of a step are read after the next one is launched, so that the device stays busy.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
@@ -175,20 +216,30 @@ class Trainer:
         running = RunningStep(step, self.data.last_step, began, time.perf_counter() - began)
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
+        how: dict[str, Any] = {"lr": lr, "loss": self.loss, "metrics": self.metrics, "spikes": self.spikes}
         with nullcontext() if self.profile is None else self.profile.step(step) as record:
             passes = self.times.recorder(step) if self.times is not None and record is None else None
-            running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
-        running.flops = sum(batch_flops(self.config.model, batch) for batch in micro_batches if batch is not None)
+            running.launched = launch_step(*parts, record=record or passes, **how)
+        if self.loss is language_loss:
+            rows = [batch for batch in micro_batches if isinstance(batch, MultimodalBatch)]
+            running.flops = sum(batch_flops(self.config.model, batch) for batch in rows)
         if self.times is not None and passes is not None:
-            running.measured = self.times.measured(step, passes, micro_batches)
+            running.measured = self.times.measured(step, passes, cast(Any, micro_batches))
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time
-            running.evaluation = self.evaluate()
+            running.evaluation = self._evaluated(step)
         return running
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of each validation set. Every rank must call it."""
-        return evaluate_each(self.model, self.data.validation(), self.mesh)
+        return evaluate_each(self.model, self.data.validation(), self.mesh, self.loss, self.metrics)
+
+    def _evaluated(self, step: int) -> dict[str, float]:
+        """Evaluate after a step, and call ``on_eval``."""
+        values = {"step": step, **self.evaluate()}
+        if self.on_eval is not None:
+            self.on_eval(self, values)
+        return values
 
     def _report(
         self, running: deque[RunningStep], sinks: Iterable[MetricsSink], *, leave: int = 0
@@ -208,6 +259,8 @@ class Trainer:
         for number, values in enumerate(lines):
             self.numbers.complete(values, sums[3 * number : 3 * number + 3])
             self.digest.add(values["step"], values["digest"])
+            if self.on_step is not None:
+                self.on_step(self, values)
             write(sinks, values)
         for step, values, is_bad in zip(ended, lines, bad, strict=True):
             self.guard.saw(step.step, values, step.data if is_bad else None)
@@ -224,14 +277,20 @@ class Trainer:
             NonFiniteError: weights or moments are not finite; nothing is written.
         """
         self.guard.check_state(step)
-        config, guard = config_to_dict(self.config), self.guard.state()
-        spikes = None if self.spikes is None else self.spikes.state()
-        state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard, "spikes": spikes}
-        state["digest"] = self.digest.state()
-        place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
+        place = self.saver.save(step, self.model, self.optimizer, self.state(), prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
         return place
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the run other than tensors, for :func:`save_checkpoint`. Every rank must call it."""
+        return {
+            "loader": self.loader.save_state_rank(),
+            "config": config_to_dict(self.config),
+            "nonfinite": self.guard.state(),
+            "spikes": None if self.spikes is None else self.spikes.state(),
+            "digest": self.digest.state(),
+        }
 
     def resume(self) -> int:
         """Resume from the newest checkpoint, if there is one. Every rank must call it.
@@ -244,13 +303,9 @@ class Trainer:
         """
         path, self._newest = self._newest or find_checkpoint(self.checkpoints, self.mesh), None
         if path is None:
-            train = self.config.train
             if self.mesh.is_main:
                 logger.info("begins at step 0: there is no checkpoint in %s", self.checkpoints)
-            if train.init_from is not None:
-                ignore = train.init_from_ignore
-                read = load_starting_weights(train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)
-                self.guard.check_state(0, read=read)
+            self.guard.check_state(0, read=self.config.train.init_from)
             return 0
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.guard.check_state(step, read=path)
@@ -313,58 +368,3 @@ def training_dataset(config: TrainerConfig) -> Any:
     data = RunData(config.data, config.model, ParallelMesh(), seed=config.seed, eval_batches=None)
     with data.train_loader as loader:
         return loader.dataset
-
-
-#: Parts that a language model lacks: they start with random weights.
-NEW_PARTS = ("vision.*", "projector.*")
-
-
-def load_starting_weights(
-    place: str,
-    model: LlamaModel,
-    mesh: ParallelMesh,
-    optimizer: OverlappedDistributedOptimizer,
-    *,
-    ignore: Collection[str] = (),
-) -> Place:
-    """Fill a new run's model with existing weights. Every rank must call it.
-
-    Args:
-        place: a checkpoint, a folder of checkpoints (the newest is used), or a Hugging Face model folder.
-        model, optimizer: filled in place.
-        mesh: the ranks.
-        ignore: model settings that may differ from the checkpoint's.
-
-    Returns:
-        The checkpoint or folder that was read.
-
-    Raises:
-        StateError: there is no complete checkpoint.
-        ConfigError: the model of the folder has parts that this one lacks.
-        StateMismatchError: the model settings differ: the weights might fit, but would have another meaning.
-    """
-    here = model.config
-    if is_huggingface(place):
-        there = huggingface_model_config(place, dtype=here.dtype, vocab_multiple=here.vocab_multiple)
-        _check_same(there, here, ignore, place)
-        load_huggingface(place, model, there, mesh, optimizer, may_lack=NEW_PARTS)
-        return place
-    checkpoint = find_weights(place, mesh, whole=False)
-    saved = read_state(checkpoint).get("config")
-    if saved is not None:
-        _check_same(model_config_of(saved), here, ignore, checkpoint)
-    return load_weights(checkpoint, model, mesh, optimizer, may_lack=NEW_PARTS)
-
-
-def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], found: Place) -> None:
-    changes = model_changes(there, here, ignore)
-    if changes:
-        names = ", ".join(name for name, _, _ in changes)
-        differences = "; ".join(f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in changes)
-        number = "1 setting" if len(changes) == 1 else f"{len(changes)} settings"
-        raise StateMismatchError(
-            f"the weights are of another model, by {number}: {differences}",
-            where=found,
-            fix="take their own settings with model.preset=init_from; if another model is meant, say so: "
-            f"train.init_from_ignore=[{names}]",
-        )

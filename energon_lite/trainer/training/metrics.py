@@ -83,6 +83,7 @@ class StepMetrics:
         values: dict[str, Any] = {
             "step": step,
             **{name: getattr(result, name) for name in ("loss", "grad_norm", "tokens", "lr")},
+            **result.more,
             **self.config.optimizer.learning_rates(result.lr),
             "seconds": seconds,
             "data_wait": running.data_wait,
@@ -104,7 +105,7 @@ class StepMetrics:
         """
         high, low, flops = sums
         values["digest"] = digest_text((int(high) << 32) + int(low) & _MASK64)
-        if self.peak_flops is not None:
+        if self.peak_flops is not None and flops:
             values["mfu"] = flops / values["seconds"] / (self.peak_flops * self.mesh.world_size)
 
 

@@ -21,14 +21,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.llama import LlamaModel, Stream
+from energon_lite.trainer.models.interface import Loss, LossSums, TrainingBatch
+from energon_lite.trainer.models.llama import LlamaModel, Stream, language_loss
 from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import extra
@@ -186,8 +188,11 @@ class Wire:
 
 
 def run_pipeline(
-    model: LlamaModel,
-    micro_batches: Sequence[MultimodalBatch | None],
+    model: nn.Module,
+    micro_batches: Sequence[TrainingBatch | None],
+    loss: Loss[Any, Any] = language_loss,
+    metrics: Sequence[str] = (),
+    mesh: ParallelMesh | None = None,
     *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
@@ -200,9 +205,12 @@ def run_pipeline(
     accumulation.
 
     Args:
-        model: this stage's part.
+        model: the model; with several stages, this stage's part of a :class:`LlamaModel`.
         micro_batches: equal ones on the first and the last stage; on stages between them, None for each. A micro-batch
             without tokens is passed over.
+        loss: loss of a model on one stage; several stages compute their own.
+        metrics: names of the further sums of the loss.
+        mesh: the ranks; None for those of the model.
         divisor: divisor of the sum of losses.
         backward: False to evaluate; call it under ``torch.no_grad()`` in this case.
         after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, empty
@@ -210,18 +218,20 @@ def run_pipeline(
         record: called after each action with the seconds at which it began and ended, without the wait for its inputs.
 
     Returns:
-        The sum of the losses of this rank's tokens over ``divisor``, in float64; zero on all stages but the last.
+        Sums over this rank's micro-batches, float64 ``[2 + metrics]``: the loss over ``divisor``, the number of its
+        terms, and ``metrics``. They are zero on all stages but the last.
 
     Raises:
         UsageError: the first and the last stage have micro-batches of different sizes.
     """
-    mesh = model.mesh
+    mesh = mesh or cast(LlamaModel, model).mesh
     divisor = torch.as_tensor(divisor, device=mesh.device)
     done = after_backward or (lambda chunk: None)
-    if backward and mesh.is_first_stage and mesh.group("images") is not None:
-        model.exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
+    shares = backward and mesh.is_first_stage and mesh.group("images") is not None
+    if shares:
+        cast(LlamaModel, model).exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
     try:
-        stage = _Stage(model, micro_batches, divisor, record)
+        stage = _Stage(model, micro_batches, loss, metrics, mesh, divisor, record)
         schedule = pipeline_schedule(
             mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward
         )
@@ -233,52 +243,54 @@ def run_pipeline(
             else:
                 stage.forward(action, keep=backward)
         stage.wire.finish()
-        return stage.loss
+        return stage.sums
     finally:
-        model.exchange = None
+        if shares:
+            cast(LlamaModel, model).exchange = None
 
 
 @dataclass(eq=False)
 class _Stage:
     """State and passes of one stage during a step."""
 
-    model: LlamaModel
-    micro_batches: Sequence[MultimodalBatch | None]
+    model: Any
+    micro_batches: Sequence[TrainingBatch | None]
+    loss: Loss[Any, Any]
+    metrics: Sequence[str]
+    mesh: ParallelMesh
     divisor: torch.Tensor
     record: Record | None
 
     def __post_init__(self) -> None:
-        self.wire = Wire(self.model.mesh)
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
+        mesh = self.mesh
+        self.wire = Wire(mesh)
+        self.sums = torch.zeros(2 + len(self.metrics), dtype=torch.float64, device=mesh.device)
         #: Input and output of each forward pass whose backward pass is still to come, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
         #: For each empty micro-batch in whose turn this rank encodes images of other ranks: the zero to differentiate.
         self._others: dict[int, torch.Tensor] = {}
         self._sizes = self._agree_on_sizes()
         costs = [cost for *_, cost in self._sizes]
-        mesh = self.model.mesh
         #: One stage has no bubble. Ranks that encode each other's images must run the micro-batches in equal order.
         self.order = list(range(len(costs))) if mesh.pp == 1 or mesh.share_images else pipeline_order(costs)
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
-        model = self.model
-        chunk = action.chunk
+        model, mesh, chunk = self.model, self.mesh, action.chunk
         batch = self.micro_batches[action.micro_batch]
         (rows, length, documents, _), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
-            if batch is not None and model.starts(chunk) and (others := _images_of_others(model, batch)) is not None:
+            if batch is not None and mesh.starts(chunk) and (others := _images_of_others(model, batch)) is not None:
                 self._others[action.micro_batch] = others
             return
-        if not model.starts(chunk):
-            received = self._receive(rows, local_length(length, model.mesh), with_documents=bool(documents))
+        if not mesh.starts(chunk):
+            received = self._receive(rows, local_length(length, mesh), with_documents=bool(documents))
         if received is not None:
             received.hidden.requires_grad_(keep)
-        with _recorded(self.record, action, self.loss.device):
-            made = model.run_chunk(chunk, batch, received)
-            if isinstance(made, torch.Tensor):
-                made = made / self.divisor.to(made.dtype)
-                self.loss += made.detach()
+        with _recorded(self.record, action, mesh.device):
+            made = self.loss(model, batch) if mesh.pp == 1 else model.run_chunk(chunk, batch, received)
+            if isinstance(made, LossSums):
+                made = self._added(made)
         if isinstance(made, Stream):
             self.wire.send(made.hidden.detach(), 1)
             if made.documents is not None:
@@ -287,16 +299,23 @@ class _Stage:
         if keep:
             self._held[chunk, action.micro_batch] = received, made
 
+    def _added(self, made: LossSums) -> torch.Tensor:
+        """Add the sums of a micro-batch; return its loss over the divisor."""
+        loss = made.loss / self.divisor.to(made.loss.dtype)
+        for total, part in zip(self.sums, (loss, made.terms, *map(made.more.__getitem__, self.metrics)), strict=True):
+            total += part.detach() if isinstance(part, torch.Tensor) else part
+        return loss
+
     def backward(self, action: Action) -> None:
         """Receive the gradient of the output, compute, send the gradient of the input."""
         held = self._held.pop((action.chunk, action.micro_batch), None)
         if held is None:  # the micro-batch was empty
-            if self.model.starts(action.chunk) and action.micro_batch in self._others:
+            if self.mesh.starts(action.chunk) and action.micro_batch in self._others:
                 self._others.pop(action.micro_batch).backward()
             return
         received, made = held
-        gradient = None if self.model.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
-        with _recorded(self.record, action, self.loss.device):
+        gradient = None if self.mesh.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
+        with _recorded(self.record, action, self.mesh.device):
             # With frozen parameters, no parameter up to here may need a gradient.
             if made.requires_grad:
                 made.backward(gradient)
@@ -305,7 +324,7 @@ class _Stage:
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
     def _receive(self, rows: int, positions: int, *, with_documents: bool) -> Stream:
-        config, mesh = self.model.config, self.model.mesh
+        config, mesh = self.model.config, self.mesh
         hidden = self.wire.receive((rows, positions, config.hidden_size), config.torch_dtype, -1)
         whole = rows, whole_length(positions, mesh)
         return Stream(hidden, self.wire.receive(whole, torch.int64, -1) if with_documents else None)
@@ -315,7 +334,7 @@ class _Stage:
 
         The first stage broadcasts them over the CPU, so that no rank waits for its device.
         """
-        mesh, batches = self.model.mesh, self.micro_batches
+        mesh, batches = self.mesh, self.micro_batches
         sizes_here = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
         if mesh.pp == 1:
             return sizes_here
@@ -330,14 +349,17 @@ class _Stage:
             )
         return sizes
 
-    def _told(self, batch: MultimodalBatch) -> list[int]:
-        cost = batch_flops(self.model.config, batch)
+    def _told(self, batch: TrainingBatch) -> list[int]:
+        if not isinstance(batch, MultimodalBatch):
+            counted = batch.loss_tokens
+            return [int(isinstance(counted, torch.Tensor) or counted != 0), 1, 0, 0]
+        cost = batch_flops(self.model.config, batch) if self.mesh.pp > 1 else 0
         return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
 
 
-def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor | None:
+def _images_of_others(model: Any, batch: TrainingBatch) -> torch.Tensor | None:
     """Encode images of other ranks on a rank without rows; a zero to call ``backward`` of, or None."""
-    if model.exchange is None:
+    if not isinstance(batch, MultimodalBatch) or model.exchange is None:
         return None
     zero = model.exchange(batch.image)[0].sum()
     return zero if zero.requires_grad else None

@@ -1,14 +1,13 @@
-"""The training process: its kernels, garbage collection and NCCL's flight recorder, and its signals and time limit."""
+"""The training process: its kernels and NCCL's flight recorder, and its signals and time limit."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -63,38 +62,6 @@ def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: b
     if visible:
         kernels = describe_attention(config.model, device, config.data.max_length)
         logger.info("attention: %s; deterministic: %s", kernels, torch.are_deterministic_algorithms_enabled())
-
-
-@contextmanager
-def garbage_collection(every: int) -> Iterator[Callable[[int], None]]:
-    """Run Python's cyclic garbage collection at chosen steps, and its own schedule again afterwards.
-
-    By default, Python collects in the middle of a step, on each rank in another one, while the other ranks wait.
-
-    Args:
-        every: steps between two collections; 0 for Python's own schedule.
-
-    Yields:
-        A function of the number of a step, to be called after its launch; all ranks collect at the same steps.
-
-    Example:
-        >>> with garbage_collection(every=100) as ended:
-        ...     ended(step)
-    """
-    enabled = gc.isenabled()
-    if every:
-        gc.disable()
-        gc.collect()
-
-    def ended(step: int) -> None:
-        if every and step % every == 0:
-            gc.collect(1)
-
-    try:
-        yield ended
-    finally:
-        if enabled:
-            gc.enable()
 
 
 #: Reasons to stop: signals, and ``train.time_limit``. Slurm can send the second ahead of the end

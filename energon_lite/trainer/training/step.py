@@ -12,13 +12,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from energon_lite.errors import NonFiniteError
-from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.errors import NonFiniteError, UsageError
+from energon_lite.trainer.models.interface import Loss, TrainingBatch
+from energon_lite.trainer.models.llama import LlamaModel, language_loss
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.guards import SpikeGuard
@@ -36,6 +38,7 @@ class StepResult:
         lr: the learning rate.
         updates: number of updates up to this step: fewer than steps, if some were left out.
         spikes: number of updates left out by the :class:`SpikeGuard`.
+        more: means of the further sums of the loss.
     """
 
     loss: float
@@ -44,36 +47,47 @@ class StepResult:
     lr: float
     updates: int
     spikes: int
+    more: dict[str, float]
 
 
 class LaunchedStep:
     """A step whose work was launched on the device. Reading its numbers waits; launching the next one does not.
 
     Args:
-        values: float64 ``[5]`` on the device: loss, tokens, gradient norm, updates of the optimizer so far, and updates
-            left out for their losses.
+        values: float64 ``[6 + metrics]`` on the device: tokens, gradient norm, updates of the optimizer so far, updates
+            left out for their losses, and the sums of :func:`run_pipeline`.
         lr: the learning rate.
+        metrics: names of the further sums.
 
     Attributes:
         ended: time at which the numbers were available, or seen to be, by ``time.perf_counter``.
     """
 
-    def __init__(self, values: torch.Tensor, lr: float):
+    def __init__(self, values: torch.Tensor, lr: float, metrics: Sequence[str] = ()):
         self._values = ToHost(values)
         self._lr = lr
+        self._metrics = metrics
         self.ended = 0.0 if values.is_cuda else time.perf_counter()
 
     def result(self) -> StepResult:
-        """Wait for the step's numbers."""
-        loss, tokens, norm, updates, spikes = self._values.read()
+        """Wait for the step's numbers.
+
+        Raises:
+            UsageError: on all ranks: the loss has other numbers of terms than the batches.
+        """
+        tokens, norm, updates, spikes, loss, counted, *more = self._values.read()
         self.ended = self.ended or time.perf_counter()
-        return StepResult(loss, norm, _whole(tokens), self._lr, int(updates), int(spikes))
+        if abs(counted - tokens) > 1e-6 * tokens:
+            what = f"the losses of a step have {counted:g} terms, its micro-batches {tokens:g} loss_tokens"
+            raise UsageError(what, fix="return in LossSums.terms the number of terms in the loss of this rank")
+        means = {name: total / max(tokens, 1.0) for name, total in zip(self._metrics, more, strict=True)}
+        return StepResult(loss, norm, _whole(tokens), self._lr, int(updates), int(spikes), means)
 
 
 def train_step(
-    model: LlamaModel,
+    model: nn.Module,
     optimizer: OverlappedDistributedOptimizer,
-    micro_batches: Sequence[MultimodalBatch | None],
+    micro_batches: Sequence[TrainingBatch | None],
     mesh: ParallelMesh,
     *,
     lr: float | Callable[[int], float],
@@ -84,12 +98,14 @@ def train_step(
 
 
 def launch_step(
-    model: LlamaModel,
+    model: nn.Module,
     optimizer: OverlappedDistributedOptimizer,
-    micro_batches: Sequence[MultimodalBatch | None],
+    micro_batches: Sequence[TrainingBatch | None],
     mesh: ParallelMesh,
     *,
     lr: float | Callable[[int], float],
+    loss: Loss[Any, Any] = language_loss,
+    metrics: Sequence[str] = (),
     record: Record | None = None,
     spikes: SpikeGuard | None = None,
 ) -> LaunchedStep:
@@ -105,68 +121,85 @@ def launch_step(
             equal ones, stages between them None for each. They may be empty, and their number is equal on all ranks.
         mesh: the ranks.
         lr: the learning rate, or a function from the number of tokens of the step to it.
-        record: see :func:`run_pipeline`.
+        loss, metrics, record: see :func:`run_pipeline`.
         spikes: guard that may leave out the update because of the step's loss.
     """
     tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
     counted = ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
 
-    parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
-    loss = run_pipeline(
-        model,
-        micro_batches,
-        divisor=tokens.clamp(min=1.0),
-        after_backward=lambda chunk: optimizer.end_micro_batch(parts[chunk]),
-        record=record,
-    )
-    loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
+    def done(chunk: int) -> None:
+        optimizer.end_micro_batch(None if mesh.virtual == 1 else cast(LlamaModel, model).parameters_of_chunk(chunk))
+
+    what = model, micro_batches, loss, metrics, mesh
+    sums = run_pipeline(*what, divisor=tokens.clamp(min=1.0), after_backward=done, record=record)
+    sums = _from_last_stage(mesh.sum_over_data(sums), mesh)
     if callable(lr):  # a step whose number of tokens is not finite updates nothing
         lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)
-    leave_out = None if spikes is None else spikes.judge(loss)
+    leave_out = None if spikes is None else spikes.judge(sums[0])
     optimizer_numbers = optimizer.launch_step(lr, leave_out)
-    left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.stack([loss, tokens, *optimizer_numbers, left_out]), lr)
+    left_out = torch.zeros_like(tokens) if spikes is None else spikes.left_out
+    return LaunchedStep(torch.stack([tokens, *optimizer_numbers, left_out, *sums]), lr, metrics)
 
 
 @torch.no_grad()
-def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> tuple[float, float]:
-    """Return the mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[TrainingBatch | None],
+    mesh: ParallelMesh,
+    loss: Loss[Any, Any] = language_loss,
+    metrics: Sequence[str] = (),
+) -> tuple[float, ...]:
+    """Return means over all batches of all ranks: of the loss and, last, of ``metrics``; and the number of tokens.
+
+    Every rank must call it. Modules are in evaluation mode.
 
     Args:
         model: the model, on ``mesh``.
         batches: this rank's batches, as for :func:`train_step`. An empty batch counts as zero tokens.
         mesh: the ranks.
+        loss, metrics: see :func:`run_pipeline`.
+
+    Returns:
+        The loss, the number of tokens, and ``metrics``.
     """
-    sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-    remaining = iter(batches)
+    sums = torch.zeros(2 + len(metrics), dtype=torch.float64, device=mesh.device)
+    remaining, training = iter(batches), model.training
+    model.eval()
     # A few at a time: enough to fill the stages, without all in memory at once.
     while part := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in part]
-        sums[0] += run_pipeline(model, here, backward=False)
-        sums[1] += _count_tokens(here, mesh)
-    loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
-    return (loss / tokens.clamp(min=1.0)).item(), _whole(tokens.item())
+        sums += run_pipeline(model, here, loss, metrics, mesh, backward=False)
+    model.train(training)
+    mean, tokens, *more = _from_last_stage(mesh.sum_over_data(sums), mesh).tolist()
+    return mean / max(tokens, 1.0), _whole(tokens), *(value / max(tokens, 1.0) for value in more)
 
 
 def evaluate_each(
-    model: LlamaModel, sets: Iterable[tuple[str, Iterable[MultimodalBatch | None]]], mesh: ParallelMesh
-) -> dict[str, float | int]:
-    """Return the metrics of validation sets: ``eval_loss/NAME`` and ``eval_tokens/NAME``. Every rank must call it.
+    model: nn.Module,
+    sets: Iterable[tuple[str, Iterable[TrainingBatch | None]]],
+    mesh: ParallelMesh,
+    loss: Loss[Any, Any] = language_loss,
+    metrics: Sequence[str] = (),
+) -> dict[str, float]:
+    """Return the metrics of validation sets: ``eval_loss/NAME``, ``eval_tokens/NAME``, and ``eval_METRIC/NAME``.
+
+    Every rank must call it.
 
     Args:
         sets: pairs of name and this rank's batches; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
+        loss, metrics: see :func:`run_pipeline`.
 
     Raises:
         NonFiniteError: on all ranks: a loss mask is not finite.
     """
-    values: dict[str, float | int] = {}
+    values: dict[str, float] = {}
     for name, batches in sets:
-        loss, tokens = evaluate(model, batches, mesh)
-        if not math.isfinite(tokens):
+        found = dict(zip(("loss", "tokens", *metrics), evaluate(model, batches, mesh, loss, metrics), strict=True))
+        if not math.isfinite(found["tokens"]):
             what, where = "the loss mask of a validation set is not finite", name or "data.val_path"
             raise NonFiniteError(what, where=where, fix="mend its data, or the loss_mask that the task encoder makes")
-        values |= {f"{key}/{name}".rstrip("/"): value for key, value in (("eval_loss", loss), ("eval_tokens", tokens))}
+        values |= {f"eval_{key}/{name}".rstrip("/"): value for key, value in found.items()}
     return values
 
 
@@ -175,7 +208,7 @@ def _whole(count: float) -> float:
     return int(count) if math.isfinite(count) else math.nan
 
 
-def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
+def _count_tokens(micro_batches: Iterable[TrainingBatch | None], mesh: ParallelMesh) -> torch.Tensor:
     """Return the tokens in the loss of this rank's micro-batches, a float64 scalar.
 
     Only one rank of a model replica counts them: that of the last stage with context-parallel rank 0.
@@ -184,7 +217,7 @@ def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: Paralle
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"
-            tokens += batch.loss_mask.sum(dtype=torch.float64)
+            tokens += batch.loss_tokens
     return tokens
 
 

@@ -36,12 +36,6 @@ def test_trace(tmp_path: Path) -> None:
     assert said["stages"]["read"] > 0
 
 
-def test_layout() -> None:
-    said = found("layout", "--world", 4, "--tp", 2, "--layers", 4)
-    assert said["sizes"] == {"tp": 2, "cp": 1, "dp": 2, "pp": 1} and said["groups"]["dp"] == [[0, 2], [1, 3]]
-    assert said["layers_of_stages"] == [[[0, 1, 2, 3]]]
-
-
 def test_measure(tmp_path: Path) -> None:
     path = text_dataset(tmp_path / "data", 10)
     arguments = ["--task-encoder", "energon_lite:DefaultTaskEncoder", "--length-field", "text", "--num-workers", 0]

@@ -71,6 +71,6 @@ def test_output_that_nobody_reads_any_more() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
-        command = [sys.executable, "-m", "energon_lite.cli.main", "layout", "--world", "8"]
+        command = [sys.executable, "-m", "energon_lite.cli.main", "-h"]
         ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")

@@ -62,6 +62,7 @@ def test_it_reads_as_the_file_does(data: Any, tmp_path_factory: pytest.TempPathF
 class Store(BaseHTTPRequestHandler):
     """Answers with ranges of ``data``."""
 
+    disable_nagle_algorithm = True  # else an answer of two parts waits for 40 ms
     protocol_version = "HTTP/1.1"  # the file system reads from others, after some tries
     data = b""
     sent: list[tuple[int, int]]

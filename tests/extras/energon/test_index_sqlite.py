@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -198,8 +199,11 @@ def test_keys_that_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -
 
 @pytest.mark.parametrize("indexes_only", [True, False])
 @pytest.mark.slow
-def test_a_database_that_is_in_use_is_not_thrown_away(prepared: Path, indexes_only: bool) -> None:
+def test_a_database_that_is_in_use_is_not_thrown_away(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, indexes_only: bool
+) -> None:
     """What cannot be looked at now may hold tables of others."""
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.1))
     before = (prepared / DATABASE).read_bytes()
     with closing(sqlite3.connect(prepared / DATABASE)) as writer:
         writer.execute("BEGIN EXCLUSIVE")

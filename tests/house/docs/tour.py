@@ -1,4 +1,4 @@
-"""Files of the tour through the trainer in ``docs/trainer.md``."""
+"""Files of the tour through the trainer in ``docs/how_the_trainer_works.md``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from tests.house.docs.pages import DOCS, ROOT
 
 TRAINER = ROOT / "energon_lite" / "trainer"
 ROOMS = ("parallel", "optimizer", "checkpointing", "models", "data", "training")
-PAGE = DOCS / "trainer.md"
-#: The section with the tour, and a file that it names.
-_TOUR = re.compile(r"^## A tour\b.*?(?=^## )", re.MULTILINE | re.DOTALL)
+PAGE = DOCS / "how_the_trainer_works.md"
+#: A file that the page names.
 _STOP = re.compile(r"`([a-z_]+/[a-z_]+\.py)`")
 
 
 def stops() -> set[str]:
     """Names of the files in the tour, relative to the trainer's folder."""
-    tour = _TOUR.search(PAGE.read_text())
-    assert tour is not None, f"{PAGE.name} has no tour"
-    return set(_STOP.findall(tour[0]))
+    return set(_STOP.findall(PAGE.read_text()))
 
 
 def files() -> set[str]:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_preset
-from energon_lite.trainer.training.loop import model_changes
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_changes, model_preset
 
 LLAMA_2: dict[str, Any] = {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",

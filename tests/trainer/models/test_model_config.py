@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from energon_lite.errors import ConfigError
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, model_changes
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.loop import model_changes
 from energon_lite.trainer.training.throughput import training_flops
 
 

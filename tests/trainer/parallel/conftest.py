@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,3 +29,37 @@ torch.set_num_threads(1)
 def run_ranks(tmp_path: Path) -> RunRanks:
     """``run_ranks(world, fn, timeout=120)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
     return partial(run, folder=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """Port of an S3 server. In a process of its own: ranks are forked, and threads are not forked with them."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = (
+        "import time; from moto.server import ThreadedMotoServer as S;"
+        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(10_000)"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert server.poll() is None and time.monotonic() < deadline, "moto's server does not start"
+            time.sleep(0.1)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a bucket."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")
+    return "s3://checkpoints"

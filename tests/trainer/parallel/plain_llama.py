@@ -7,30 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.training.config import OptimizerConfig
 
 Weights = dict[str, torch.Tensor]
 
 
-@dataclass
-class Rows:
-    """A micro-batch, as the trainer's."""
+class Rows(MultimodalBatch):
+    """A micro-batch, of its fields in their order, without the names of its samples."""
 
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    image: torch.Tensor
-    image_rows: torch.Tensor
-    image_starts: torch.Tensor
-    documents: torch.Tensor | None = None
-    image_sizes: list[tuple[int, int]] | None = None
-    document_lengths: list[int] | None = None
-
-    def to(self, device: torch.device) -> Rows:
-        return self
+    def __init__(self, *values: Any, **fields: Any):
+        names = ("tokens", "labels", "loss_mask", "image", "image_rows", "image_starts", "documents")
+        super().__init__(**{"__key__": [], "__restore_key__": ()} | fields | dict(zip(names, values, strict=False)))
 
 
 @dataclass(frozen=True)

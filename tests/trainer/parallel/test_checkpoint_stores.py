@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,39 +16,6 @@ from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import STATE, Part
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """URL of a bucket. In a process of its own: ranks are forked, and threads are not forked with them."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    given = {
-        "AWS_ACCESS_KEY_ID": "nobody",
-        "AWS_SECRET_ACCESS_KEY": "nothing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }
-    code = (
-        "import time; from moto.server import ThreadedMotoServer as S;"
-        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(600)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in given.items():
-            patch.setenv(name, value)
-        try:
-            deadline = time.monotonic() + 60
-            while socket.socket().connect_ex(("127.0.0.1", port)):
-                assert server.poll() is None and time.monotonic() < deadline, "moto's server does not start"
-                time.sleep(0.1)
-            yield "s3://checkpoints"
-        finally:
-            server.kill()
-            server.wait()
 
 
 @pytest.fixture(params=["s3", CopyingStore.protocol, pytest.param("file", marks=pytest.mark.nightly)])

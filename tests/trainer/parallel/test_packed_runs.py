@@ -55,7 +55,7 @@ def loss_and_gradients(layout: Layout, kind: str) -> Loss:
     mesh = layout.mesh()
     model = LlamaModel(CONFIG, mesh, seed=5)
     micro_batches = [collated(kind, samples(1)), collated(kind, samples(2)[:3])]
-    loss = mesh.sum_over_data(run_pipeline(model, micro_batches))
+    loss = mesh.sum_over_data(run_pipeline(model, micro_batches)[0])
     if (group := mesh.group("pp")) is not None:
         torch.distributed.all_reduce(loss, group=group)
     with torch.no_grad():

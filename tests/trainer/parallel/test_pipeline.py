@@ -46,12 +46,12 @@ class ChunkModule(torch.nn.Module):
         self.model, self.chunk = model, chunk
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.model.starts(self.chunk):
+        if self.model.mesh.starts(self.chunk):
             stream = self.model.embed(x)
         else:
             stream = Stream(x)
         made = self.model.blocks(self.chunk, stream)
-        return self.model.head(made) if self.model.ends(self.chunk) else made.hidden
+        return self.model.head(made) if self.model.mesh.ends(self.chunk) else made.hidden
 
 
 @pytest.mark.parametrize("virtual", [1, 2])
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_torchs_pipeline(run_ranks: RunRanks, virtual: in
         batches = equal_rows(count)
         model = LlamaModel(TEXT, mesh, seed=5)
         theirs = LlamaModel(TEXT, mesh, seed=5)
-        loss = run_pipeline(model, batches)
+        loss = run_pipeline(model, batches)[0]
 
         stages = [
             PipelineStage(
@@ -144,7 +144,7 @@ def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int)
             batches = own([make_rows(torch.Generator().manual_seed(n), "mixed") for n in range(count)], mesh)
             loss = run_pipeline(
                 model, batches, after_backward=back.append, record=lambda action, *_, done=done: done.append(action)
-            )
+            )[0]
             assert sorted(back) == sorted(list(range(virtual)) * count) and len(done) == 2 * count * virtual
             assert (loss.item() > 0) == (count > 0 and mesh.is_last_stage)
 

@@ -21,7 +21,7 @@ from energon_lite.trainer.training.metrics import StepMetrics
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, send, train
-from tests.trainer.parallel.test_checkpoint_stores import make_bucket, s3  # noqa: F401
+from tests.trainer.parallel.test_checkpoint_stores import make_bucket
 
 
 def test_a_sink_of_the_users_gets_the_numbers_on_the_main_rank(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite.trainer import Trainer, read_state
+from energon_lite.trainer import LossSums, Trainer, read_state
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import heard, make_config, metrics, send, train
 from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS
@@ -25,7 +25,8 @@ def spoil(*at: int) -> Callable[[Trainer, int], None]:
 
             def harder(*given: Any) -> Any:
                 made = run_chunk(*given)
-                return made * 10 if isinstance(made, torch.Tensor) and trainer.now in at else made
+                hard = isinstance(made, LossSums) and trainer.now in at
+                return made._replace(loss=made.loss * 10) if hard else made
 
             trainer.model.run_chunk = harder  # type: ignore[method-assign]
         trainer.now = step  # type: ignore[attr-defined]

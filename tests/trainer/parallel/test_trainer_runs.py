@@ -193,7 +193,7 @@ def words_as_tokens(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("make_tokenizer", [None, words_as_tokens], ids=["bytes", "words"])
+@pytest.mark.parametrize("make_tokenizer", nightly_but({1}, [None, words_as_tokens]))
 def test_a_model_learns_to_read(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, make_tokenizer: Callable[[Path], str] | None
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from typing import Any
@@ -15,7 +14,7 @@ from energon_lite.extras.inspect import ProfileWindow
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training import process
 from energon_lite.trainer.training.config import config_from_dict
-from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
+from energon_lite.trainer.training.process import prepare_attention, prepare_process
 
 
 def config(**train: Any) -> Any:
@@ -46,26 +45,6 @@ def test_the_flight_recorder_is_set_up_before_nccl_is(monkeypatch: pytest.Monkey
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "runs/1/nccl-trace-rank",
     }
-
-
-def test_garbage_is_collected_at_chosen_steps() -> None:
-    class Ring:
-        def __init__(self) -> None:
-            self.itself = self
-
-    def rings() -> int:
-        return sum(type(thing) is Ring for thing in gc.get_objects())
-
-    with garbage_collection(3) as ended:
-        found = []
-        for step in range(1, 7):
-            Ring()
-            ended(step)
-            found.append(rings())
-        assert found == [1, 2, 0, 1, 2, 0] and not gc.isenabled()
-    assert gc.isenabled()
-    with garbage_collection(0):
-        assert gc.isenabled()
 
 
 def test_the_attention_that_is_used_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -109,7 +109,7 @@ def test_an_error_reaches_the_caller(leaf_of: Any) -> None:
 
 class Hangs(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
-        time.sleep(0.6)
+        time.sleep(0.3)
         return sample
 
 
@@ -118,12 +118,12 @@ def test_a_slow_batch_is_reported_with_its_stack(leaf_of: Any, caplog: pytest.Lo
     caplog.set_level(logging.WARNING)
     with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2) as loader:
         next(iter(loader))
-    assert "still waiting" in caplog.text and "time.sleep(0.6)" in caplog.text
+    assert "still waiting" in caplog.text and "time.sleep(0.3)" in caplog.text
     for left in threading.enumerate():  # it is waited for two seconds, and still has the global generators
         if left.name.startswith("energon-lite-thread"):
             left.join(10)
     with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2, on_timeout="raise") as loader:
-        with pytest.raises(WorkerError, match=r"time\.sleep\(0\.6\)"):
+        with pytest.raises(WorkerError, match=r"time\.sleep\(0\.3\)"):
             next(iter(loader))
 
 

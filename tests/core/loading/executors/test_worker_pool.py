@@ -76,7 +76,7 @@ def test_no_further_than_memory_allows(leaf_of: Any) -> None:
 def test_a_stopped_worker_is_replaced_also_where_a_job_does_not_fit_into_its_pipe(
     leaf_of: Any, batch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"watchdog_timeout_seconds": 6.0, "on_timeout": "replace", "prefetch_factor": 1}
+    options: dict[str, Any] = {"watchdog_timeout_seconds": 3.0, "on_timeout": "replace", "prefetch_factor": 1}
     with _loader(leaf_of(50), 1, batch_size=batch_size, **options) as loader:
         batches = iter(loader)
         next(batches)

@@ -1,12 +1,18 @@
-"""``energon-lite layout``: the group table, the picture and the layer map."""
+"""``examples/layout.py``: the group table, the picture and the layer map."""
 
 from __future__ import annotations
 
-from tests.testing import invoke, output_of
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.errors import TopologyError
+from examples.layout import main
 
 
 def shown(*arguments: str) -> str:
-    return output_of("layout", *arguments)
+    return CliRunner().invoke(main, arguments, catch_exceptions=False).output
 
 
 def test_the_documented_example() -> None:
@@ -34,5 +40,11 @@ def test_virtual_stages() -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    result = invoke("layout", "--world", "16", "--tp", "3")
-    assert result.exit_code == 1 and "tp can be 1, 2, 4, 8, 16" in result.output
+    with pytest.raises(TopologyError, match="tp can be 1, 2, 4, 8, 16"):
+        shown("--world", "16", "--tp", "3")
+
+
+def test_as_json() -> None:
+    said = json.loads(shown("--world", "4", "--tp", "2", "--layers", "4", "--json"))
+    assert said["sizes"] == {"tp": 2, "cp": 1, "dp": 2, "pp": 1} and said["groups"]["dp"] == [[0, 2], [1, 3]]
+    assert said["layers_of_stages"] == [[[0, 1, 2, 3]]]

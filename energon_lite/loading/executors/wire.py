@@ -179,7 +179,7 @@ def _plain(value: Any) -> list[Any]:
     """Return the list for a value of Python, or of numpy, without parts of other kinds."""
     kind = type(value)
     if kind is set or kind is frozenset:
-        return [_MARKS[_SET if kind is set else _FROZENSET], *value]
+        return [_MARKS[_SET if kind is set else _FROZENSET], *sorted(value, key=repr)]  # equal sets have equal bytes
     if kind is int:
         return [_MARKS[_INT], value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
     if kind is complex:

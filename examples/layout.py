@@ -1,4 +1,8 @@
-"""``energon-lite layout``: show the groups of ranks, and the layers of each pipeline stage."""
+"""Show the groups of ranks of a training run, and the layers of each pipeline stage:
+
+python examples/layout.py --world 16 --tp 2 --pp 4
+python examples/layout.py --world 4 --pp 4 --layers 16 --virtual 2
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,11 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from energon_lite.errors import counted
-
-if TYPE_CHECKING:
-    from energon_lite.trainer.parallel.rank_grid import RankGrid
+from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes, layers_of_stages
 
 _COUNT = click.IntRange(min=1)
 _TITLES = {
@@ -57,8 +58,6 @@ def draw_grid(grid: RankGrid) -> Iterator[str]:
 
 def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
     """Yield the layers of each pipeline stage, counted from 1, as a list for each chunk."""
-    from energon_lite.trainer.parallel.rank_grid import layers_of_stages
-
     for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
         shown = " ".join(str([number + 1 for number in chunk]) for chunk in chunks)
         yield f"    stage {stage} ({_ranks(sorted(grid.ranks[stage].flat))}): {shown}"
@@ -68,7 +67,7 @@ def _ranks(group: list[int]) -> str:
     return ", ".join(f"g{rank}" for rank in group)
 
 
-@click.command(name="layout", context_settings={"show_default": True})
+@click.command(context_settings={"show_default": True})
 @click.option("--world", type=_COUNT, required=True, help="Number of ranks.")
 @click.option("--tp", type=_COUNT, default=1, help="Tensor parallel size.")
 @click.option("--cp", type=_COUNT, default=1, help="Context parallel size.")
@@ -78,17 +77,10 @@ def _ranks(group: list[int]) -> str:
 @click.option("--layers", type=_COUNT, help="Number of layers, to show the layers of each stage.")
 @click.option("--virtual", type=_COUNT, default=1, help="Chunks of layers for each stage.")
 @click.option("--json", "as_json", is_flag=True, help="Write sizes, groups and layers as JSON.")
-def command(
+def main(
     world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int, as_json: bool
 ) -> None:
-    """Show the groups of ranks of a run.
-
-    \b
-    energon-lite layout --world 16 --tp 2 --pp 4
-    energon-lite layout --world 4 --pp 4 --layers 16 --virtual 2
-    """
-    from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes, layers_of_stages
-
+    """Show the groups of ranks of a run."""
     grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
     if as_json:
         groups = {"-".join(axes): grid.groups(*axes) for axes in _TITLES}
@@ -105,3 +97,7 @@ def command(
         click.echo(f"\nLayers 1 to {layers}, in {counted(virtual, 'chunk')} for each stage")
         for line in layer_map(grid, layers, virtual):
             click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The command that serves, as it is used: a script's own data set, a secret or certificates, another process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError
+from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
+from tests.core.laws.kinds import Noise
+from tests.extras.remote_workers.served import serving
+from tests.testing import ALONE, command, take
+
+SCRIPT = """
+    import sys
+    from dataclasses import dataclass
+
+    import torch
+    from energon_lite import Sample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+    from energon_lite.extras.remote_workers import TcpWorkers
+
+
+    @dataclass
+    class Numbers:
+        keys: list
+        numbers: torch.Tensor
+
+
+    class Encoder(TaskEncoder):
+        def batch(self, samples):
+            return Numbers([sample.__key__ for sample in samples], torch.tensor([len(s.text) for s in samples]))
+
+
+    def make_dataset(config):
+        return get_train_dataset("data", worker_config=config, batch_size=4, task_encoder=Encoder())
+
+
+    if __name__ == "__main__":
+        config = WorkerConfig(0, 1, workers=TcpWorkers(sys.argv[1], secret_file="secret"))
+        with get_savable_loader(make_dataset(config)) as loader:
+            batch = next(iter(loader))
+            assert type(batch) is Numbers
+            print(batch.numbers.tolist())
+"""
+
+
+def test_a_script_and_its_server(leaf_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_train.py").write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "secret").write_text("a secret of many letters")
+    (tmp_path / "data").symlink_to(leaf_of(50))
+    run = "from energon_lite.cli.main import main; main()"
+    serve = [sys.executable, "-c", run, "serve", "my_train:make_dataset", "--workers", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+    arguments = ["--listen", "127.0.0.1:0", "--secret-file", "secret"]
+    with subprocess.Popen([*serve, *arguments], stderr=subprocess.PIPE, **options) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if "fingerprint" in line)
+        (address,) = re.findall(r"at (127\.0\.0\.1:\d+)", line)
+        trained = subprocess.run(
+            [sys.executable, "my_train.py", address], stdout=subprocess.PIPE, timeout=60, **options
+        )
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    assert trained.returncode == 0 and trained.stdout.strip() == "[4, 4, 4, 4]"
+
+
+def test_arguments_that_cannot_work(tmp_path: Path) -> None:
+    for arguments, text in (
+        (["my_train", "--listen", "127.0.0.1:0"], "is not of the form MODULE:FUNCTION"),
+        (["os:getcwd", "--listen", "127.0.0.1:0"], "returned a str"),
+        (["os:getcwd", "--listen", "here"], "write host:port"),
+        (["os:getcwd", "--listen", "127.0.0.1:0", "--tls-key", "key"], "some files of TLS are missing"),
+    ):
+        code, output = command("serve", *arguments)
+        assert code == 1 and text in output, output
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a certificate for localhost that it has signed; and those of strangers."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    folder = tmp_path_factory.mktemp("certificates")
+    for own in ("", "strange-"):
+        authority = f"req -x509 -newkey rsa:2048 -nodes -keyout {own}ca.key -out {own}ca.pem -subj /CN={own}ca -days 2"
+        request = f"req -newkey rsa:2048 -nodes -keyout {own}key.pem -out {own}csr.pem -subj /CN=localhost"
+        (folder / "names").write_text("subjectAltName=DNS:localhost")
+        sign = f"x509 -req -in {own}csr.pem -CA {own}ca.pem -CAkey {own}ca.key -CAcreateserial -out {own}cert.pem"
+        for step in (authority, request, f"{sign} -days 2 -extfile names"):
+            subprocess.run(["openssl", *step.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
+    def files(own: str) -> TlsFiles:
+        return TlsFiles(
+            certificate=certificates / f"{own}cert.pem",
+            key=certificates / f"{own}key.pem",
+            authority=certificates / "ca.pem",
+        )
+
+    def dataset(config: WorkerConfig) -> Any:
+        return get_train_dataset(leaf_of(50), batch_size=4, worker_config=config, task_encoder=Noise())
+
+    with get_savable_loader(dataset(ALONE)) as loader:
+        expected = take(loader, 12)
+    with serving(dataset(ALONE), tls=files("")) as served:
+        config = WorkerConfig(0, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=files("")))
+        with get_savable_loader(dataset(config)) as loader:
+            assert same(take(loader, 12), expected)
+        for wrong in (files("strange-"), None):
+            before = served.refused
+            config = WorkerConfig(0, 1, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=wrong))
+            with get_savable_loader(dataset(config)) as loader:
+                assert same(take(loader, 12), expected)  # by the local worker
+                pool: Any = loader._workers.executor()
+                while served.refused == before:
+                    pool.load()
+                assert len(pool._workers) == 1
+
+
+def test_both_sides_need_the_files(tmp_path: Path, leaf_of: Any) -> None:
+    config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"))
+    loader = get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))
+    with pytest.raises(UsageError, match="the file of the secret cannot be read"):
+        next(iter(loader))

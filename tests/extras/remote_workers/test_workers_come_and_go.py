@@ -1,0 +1,266 @@
+"""Servers that are killed, stopped, cut off and started during a run: nothing is lost, doubled or moved, or late."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError
+from energon_lite.extras.remote_workers import TcpWorkers
+from energon_lite.extras.remote_workers.mixed_pool import Pace
+from tests.extras.remote_workers.served import Served, serving, until
+from tests.testing import ALONE, take
+
+
+class Slow(TaskEncoder):
+    """Takes its time, and makes batches that are larger than a packet."""
+
+    def __init__(self, seconds: float = 0.002):
+        self.seconds = seconds
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        numbers = torch.full((20_000,), float(self.rng.random()))
+        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "x": numbers}
+
+
+def _dataset(leaf: Path, config: WorkerConfig, seconds: float = 0.002, **options: Any) -> SavableDataset:
+    arguments = {"batch_size": 2, "repeat": False} | options
+    return get_train_dataset(leaf, worker_config=config, task_encoder=Slow(seconds), **arguments)
+
+
+def _digest(batch: Any) -> tuple[Any, ...]:
+    return (*batch["__key__"], float(batch["x"].double().sum()))
+
+
+def _expected(leaf: Path, **options: Any) -> list[Any]:
+    with get_savable_loader(_dataset(leaf, ALONE, 0.0, **options)) as loader:
+        return [_digest(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of three servers are hit every 0.2 s; one lives, so that a batch comes within a second."""
+    caplog.set_level(logging.ERROR, logger="energon_lite")
+    leaf, addresses = leaf_of(400), tmp_path / "servers"
+    servers = [Served(_dataset(leaf, ALONE), 1) for _ in range(3)]
+    addresses.write_text("\n".join(served.address for served in servers))
+    draw, over = random.Random(local), threading.Event()
+
+    def fire() -> None:
+        while not over.wait(0.2):
+            place = draw.randrange(2)
+            served = servers[place]
+            served.signal(signal.SIGCONT)
+            if draw.random() < 0.5:
+                served.signal(signal.SIGSTOP)
+            else:
+                served.kill()
+                servers[place] = Served(_dataset(leaf, ALONE), 1)
+                addresses.write_text("\n".join(served.address for served in servers))
+
+    config = WorkerConfig(0, 1, local, workers=TcpWorkers(file=addresses))
+    found, waits = [], []
+    try:
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            iterator = iter(loader)
+            found.append(_digest(next(iterator)))
+            shooter = threading.Thread(target=fire)
+            shooter.start()
+            began = time.monotonic()
+            for batch in iterator:
+                waits.append(time.monotonic() - began)
+                found.append(_digest(batch))
+                time.sleep(0.005)
+                began = time.monotonic()
+    finally:
+        over.set()
+        shooter.join()
+        for served in servers:
+            served.signal(signal.SIGCONT)
+            served.kill()
+    assert found == _expected(leaf)
+    assert max(waits) < 1.5  # a second, on a machine that is busy
+
+
+def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    leaf = leaf_of(50)
+    with serving(_dataset(leaf, ALONE), 1) as one, serving(_dataset(leaf, ALONE), 1) as other:
+        config = WorkerConfig(0, 1, workers=TcpWorkers([one.address, other.address]))
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            iterator = iter(loader)
+            found = [_digest(batch) for batch in take(iterator, 6)]
+            pool: Any = loader._workers.executor()
+            assert until(lambda: (pool.load() and len(pool._workers) == 2) or next(iterator) is None)
+            one.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            found += [_digest(batch) for batch in take(iterator, 6)]
+            assert time.monotonic() - began < 1.5
+            assert until(lambda: (pool.load(), "is silent" in caplog.text)[1], 5)
+            one.signal(signal.SIGCONT)
+            found += [_digest(batch) for batch in iterator]
+    assert sorted(found) == sorted(_expected(leaf))
+
+
+def test_all_are_killed_in_the_middle_and_the_run_goes_on_elsewhere(leaf_of: Any) -> None:
+    leaf, options = leaf_of(50), {"repeat": True}
+    with serving(_dataset(leaf, ALONE, **options)) as served:
+        loader = get_savable_loader(_dataset(leaf, WorkerConfig(0, 1, workers=served.tcp()), **options))
+        found = [_digest(batch) for batch in take(loader, 40)]
+        state = loader.save_state_rank()
+        served.kill()
+        loader.close()
+    with serving(_dataset(leaf, ALONE, **options)) as served:
+        config = WorkerConfig(0, 1, workers=served.tcp())
+        with get_savable_loader(_dataset(leaf, config, **options)) as loader:
+            loader.restore_state_rank(state)
+            found += [_digest(batch) for batch in take(loader, 10)]
+    with get_savable_loader(_dataset(leaf, ALONE, 0.0, **options)) as loader:
+        assert found == [_digest(batch) for batch in take(loader, 50)]
+
+
+class Fails(Slow):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        if sample.__key__ == "a-7":
+            raise FatalSampleError("seven")
+        return super().encode_sample(sample)
+
+
+class Dies(Slow):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+def _with(encoder: TaskEncoder, leaf: Path, config: WorkerConfig) -> SavableDataset:
+    return get_train_dataset(leaf, worker_config=config, task_encoder=encoder, batch_size=2, repeat=False)
+
+
+def test_errors_of_hooks_arrive(leaf_of: Any) -> None:
+    leaf = leaf_of(50)
+    with serving(_with(Fails(), leaf, ALONE)) as served:
+        with get_savable_loader(_with(Fails(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            with pytest.raises(FatalSampleError, match="seven"):
+                list(loader)
+
+
+def test_a_job_in_which_workers_die_ends_the_run(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="energon_lite")
+    leaf = leaf_of(7)
+    with serving(_with(Dies(), leaf, ALONE)) as served:
+        with get_savable_loader(_with(Dies(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            with pytest.raises(Exception, match="workers died while making the same micro-batch"):
+                list(loader)
+
+
+# -- who gets what ----------------------------------------------------------------------------------------------------
+
+
+def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
+    """The kind of worker that made each batch, in a run whose jobs and steps take so long."""
+    makers: list[str] = []
+    with serving(_dataset(leaf, ALONE, seconds, batch_size=1, repeat=True)) as served:
+        config = WorkerConfig(0, 1, local, workers=served.tcp(**tcp))
+        with get_savable_loader(_dataset(leaf, config, seconds, batch_size=1, repeat=True)) as loader:
+            pool: Any = loader._workers.executor()
+            send: Callable[..., None] = pool._send
+
+            def noting(worker: Any, tickets: Any) -> None:
+                makers.extend([type(worker).__name__] * len(tickets))
+                send(worker, tickets)
+
+            pool._send = noting
+            for _ in islice(loader, batches):
+                time.sleep(step)
+    return makers
+
+
+def test_local_workers_that_keep_up_do_all(leaf_of: Any) -> None:
+    assert set(_makers(leaf_of(50), 2, 0.002, 0.04)) == {"ProcessHandle"}
+
+
+def test_the_pace_decides_by_rates() -> None:
+    def pace(jobs: list[float], steps: list[float]) -> Pace:
+        found, now = Pace(2), 0.0
+        for seconds in [9.0, 9.0, *jobs]:  # the first job of each worker opens files
+            found.made(seconds)
+        for step in steps:
+            found.give(now)
+            now += step
+            found.ask(now)
+        return found
+
+    assert not pace([], [1.0]).is_short and not pace([1.0], []).is_short
+    assert not pace([1.8], [1.0]).is_short and pace([2.0], [1.0]).is_short
+    assert pace([2.6] * 9, [1.0] * 9 + [60.0]).is_short  # a save is no step
+    assert not pace([2.0] * 9, [1.0] * 9 + [3.0] * 9).is_short
+    assert Pace(0).is_short
+
+
+def test_what_local_workers_cannot_do_in_time_goes_out(leaf_of: Any) -> None:
+    makers = _makers(leaf_of(50), 1, 0.02, 0.01, 120)
+    assert makers.count("TcpHandle") > len(makers) // 5
+    assert makers.count("ProcessHandle") > len(makers) // 4
+
+
+def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
+    makers = _makers(leaf_of(50), 1, 0.002, 0.02, 60, host_load=0.0)
+    assert makers[20:].count("TcpHandle") > 10
+
+
+class SlowHere(Slow):
+    """Takes half a minute for a batch in the process that has the number."""
+
+    def __init__(self, folder: str):
+        super().__init__(0.005)
+        self.folder = folder
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        try:
+            Path(self.folder, sample.__key__).mkdir()
+        except FileExistsError:  # the second one who tries
+            return super().encode_sample(sample)
+        time.sleep(30 if sample.__key__ == "a-7" else 0)
+        return super().encode_sample(sample)
+
+
+def test_a_late_job_is_given_to_a_second_worker(leaf_of: Any, tmp_path: Path) -> None:
+    leaf, encoder = leaf_of(50), SlowHere(str(tmp_path))
+    with serving(_with(encoder, leaf, ALONE)) as served:
+        began = time.monotonic()
+        with get_savable_loader(_with(encoder, leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            assert [_digest(batch) for batch in loader] == _expected(leaf)
+        assert time.monotonic() - began < 15
+
+
+def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> None:
+    leaf, addresses = leaf_of(50), tmp_path / "servers"
+    addresses.write_text("# none yet\n")
+    config = WorkerConfig(0, 1, workers=TcpWorkers(file=addresses))
+    with get_savable_loader(_dataset(leaf, config)) as loader, serving(_dataset(leaf, ALONE)) as served:
+        threading.Timer(0.3, addresses.write_text, [f"localhost:{served.port}  # here\n"]).start()
+        assert [_digest(batch) for batch in loader] == _expected(leaf)
+
+
+def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
+    leaf = leaf_of(50)
+    with socket.create_server(("127.0.0.1", 0)) as silent, serving(_dataset(leaf, ALONE)) as served:
+        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", served.address]
+        config = WorkerConfig(0, 1, workers=TcpWorkers(addresses))
+        began = time.monotonic()
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            assert [_digest(batch) for batch in loader] == _expected(leaf)
+        assert time.monotonic() - began < 10
