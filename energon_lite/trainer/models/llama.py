@@ -320,8 +320,9 @@ class LlamaModel(nn.Module):
         if not self.mesh.ends(chunk):
             return made
         assert batch is not None
-        counted = own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
-        return LossSums(self.head(made, batch), counted)
+        whole = self.mesh.cp == 1
+        terms = batch.loss_tokens if whole else own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
+        return LossSums(self.head(made, batch), terms)
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""
