@@ -15,8 +15,6 @@ __all__ = [
         "HOOK_ORDER",
         "Hooks",
         "always_seeded",
-        "code_hash",
-        "described",
         "failure_tolerances",
         "hook_of",
         "hooks_of",

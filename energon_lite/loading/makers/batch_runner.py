@@ -93,6 +93,7 @@ class BatchRunner(JobRunner):
         self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
+        self._batches_draw = self.may_draw(*self._batch_hooks)
         self._tolerances = failure_tolerances(encoder)
         self._example: tuple[Any, int] | None = None
 
@@ -134,8 +135,14 @@ class BatchRunner(JobRunner):
             if not self.batched:
                 result.batch = samples[0]
                 return places
+            # A batch that drew is made again, with its samples: none of them may be reported twice.
+            watches = not self._batches_draw and not attempt and len(result.outcomes) == len(samples)
             try:
-                result.batch = self._batch(samples, places, job, context)
+                make = self._watched_batch if watches else self._batch
+                result.batch = make(samples, places, job, context)
+            except UnseededDraw:
+                result.outcomes = []
+                return self._fill(result, job, addresses, context)
             except Rejected as rejected:
                 # Each of the samples is fine, but the batch of them is lost.
                 lost = of_each(rejected.failure, places)
@@ -292,6 +299,22 @@ class BatchRunner(JobRunner):
             except UnlikeError as unlike:
                 raise unlike.named(SampleNames("", places, self.leaves).keys) from None
         set_restore_key(batch, job.key)
+        return batch
+
+    def _watched_batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
+        """:meth:`_batch` while the global generators are watched, as in :meth:`_watched`.
+
+        Raises:
+            UnseededDraw: the hooks drew, and have to run again.
+        """
+        seeds = self._batches_draw is None
+        is_alone = context.watch(seeds=seeds)
+        try:
+            batch = self._batch(samples, places, job, context)
+        finally:
+            self._batches_draw = context.drew() or not is_alone
+        if self._batches_draw and not seeds:
+            raise UnseededDraw
         return batch
 
     def _empty(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:

@@ -23,7 +23,6 @@ from energon_lite.trainer.checkpointing.tensors import (
     read_tensors,
     save_tensors,
 )
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
@@ -65,17 +64,17 @@ def load_weights(
     place: str | os.PathLike[str],
     model: nn.Module,
     mesh: ParallelMesh,
-    optimizer: OverlappedDistributedOptimizer | None = None,
     *,
     may_lack: Sequence[str] = (),
 ) -> Place:
-    """Fill a model with the weights of a checkpoint of any layout. Every rank must call it.
+    """Fill a model with the weights of a checkpoint of any layout, before its optimizer is made.
+
+    Every rank must call it.
 
     Args:
         place: see :func:`find_weights`.
         model: filled in place.
         mesh: the ranks.
-        optimizer: optimizer of the model; its master values are set too.
         may_lack: name patterns of parameters that stay unchanged if the checkpoint has none of them.
 
     Returns:
@@ -86,16 +85,12 @@ def load_weights(
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
 
     Example:
-        >>> load_weights("checkpoints/llama-3-8b", model, mesh, optimizer, may_lack=["vision.*"])
+        >>> load_weights("checkpoints/llama-3-8b", model, mesh, may_lack=["vision.*"])
     """
     checkpoint = find_weights(place, mesh)
     reader = CheckpointReader(checkpoint)
     read_content(reader, checkpoint)  # checks that it is a checkpoint of this trainer
-    if optimizer is not None:
-        optimizer.wait_parameters()
     read_tensors(reader, without_new(dict(model_tensors(model, mesh)), reader.shapes, may_lack, checkpoint), checkpoint)
-    for shard in optimizer.shards() if optimizer is not None else ():
-        shard.take_values()
     return checkpoint
 
 

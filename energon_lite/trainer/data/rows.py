@@ -63,6 +63,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
             fix = f"the model has {self.rows_model.vocab_size} tokens: is the tokenizer the model's?"
             self._refuse(f"made a token {min(int(batch.tokens.min()), 0) or largest}", fix)
         self._check_places(batch, *shape)
+        batch.counted = float(batch.loss_mask.sum(dtype=torch.float64))
         if batch.documents is not None:
             batch.document_lengths = document_lengths(batch.documents)
         return batch

@@ -30,7 +30,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tail: bool) ->
     if not tail:
         return _masked(q, k, v, None)
     if has_varlen_kernel(q.device, q.dtype):
-        return _by_kernel(q, k, v, _row_bounds(q, k))
+        return _by_kernel(q, k, v)
     # The same as torch without a kernel for it; torch's own class for such masks cannot be compiled.
     return _masked(q, k, v, q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]))
 
@@ -91,12 +91,6 @@ def packed_bounds(lengths: Lengths, start: int, length: int, device: torch.devic
     )
 
 
-def _row_bounds(q: torch.Tensor, k: torch.Tensor) -> PackedBounds:
-    """Return the bounds of the rows of ``[rows, heads, n, width]``, each one document."""
-    rows = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
-    return PackedBounds(rows * q.shape[2], rows * k.shape[2], q.new_empty(q.shape[2], k.shape[2], 0))
-
-
 @functools.cache
 def _varlen_attn() -> Callable[..., Any] | None:
     """Return torch's ``varlen_attn`` if it supports windows and grouped heads, else None."""
@@ -117,13 +111,16 @@ def varlen_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -
     """Compute :func:`varlen`, and sliding windows, on a GPU by torch's ``varlen_attn``."""
     if run.mask is None and run.window is None:
         return sdpa(q, k, v, run)
-    return _by_kernel(q, k, v, _row_bounds(q, k) if run.mask is None else run.mask, run.window)
+    return _by_kernel(q, k, v, run.mask, run.window)
 
 
 def _by_kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds, window: int | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds | None = None, window: int | None = None
 ) -> torch.Tensor:
-    """Attend by one kernel; queries are the last of their documents' keys."""
+    """Attend by one kernel; queries are the last of their documents' keys. Without bounds, rows are documents."""
+    if bounds is None:
+        rows, longest = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device), (q.shape[2], k.shape[2], 0)
+        bounds = PackedBounds(rows * q.shape[2], rows * k.shape[2], q.new_empty(longest))
     kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
     assert kernel is not None
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))

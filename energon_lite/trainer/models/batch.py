@@ -32,6 +32,7 @@ class MultimodalBatch(Batch):
             to its own document only. None: each row is one document.
         document_lengths: tokens of each document, row after row, with padding as a document of its own. (Not a tensor,
             because a pipeline's order depends on it.) None: unknown; each row then counts as one document.
+        counted: sum of ``loss_mask``, so that the device need not compute it; None: unknown.
     """
 
     tokens: torch.Tensor
@@ -43,13 +44,14 @@ class MultimodalBatch(Batch):
     documents: torch.Tensor | None = None
     image_sizes: list[tuple[int, int]] | None = None
     document_lengths: list[int] | None = None
+    counted: float | None = None
     __key__: list[str] = field(default_factory=list)
     __restore_key__: tuple[Any, ...] = ()
 
     @property
-    def loss_tokens(self) -> torch.Tensor:
-        """Sum of ``loss_mask``, a float64 scalar."""
-        return self.loss_mask.sum(dtype=torch.float64)
+    def loss_tokens(self) -> float | torch.Tensor:
+        """Sum of ``loss_mask``."""
+        return self.loss_mask.sum(dtype=torch.float64) if self.counted is None else self.counted
 
 
 def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:

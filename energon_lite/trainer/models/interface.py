@@ -37,7 +37,6 @@ class TrainingBatch(Protocol):
 
     def to(self, device: torch.device, /) -> Self:
         """Return a copy with all tensors on ``device``."""
-        ...
 
 
 class LossSums(NamedTuple):

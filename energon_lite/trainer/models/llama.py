@@ -38,9 +38,9 @@ from energon_lite.trainer.models.sequence import (
 )
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
+    Projections,
     RowParallelLinear,
     VocabParallelEmbedding,
-    project,
 )
 from energon_lite.trainer.models.vision import Exchange, Projector, encode_images, make_vision, place_tokens
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
@@ -67,7 +67,7 @@ def head_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
     return adopt_norm(nn.RMSNorm(config.head_width, config.norm_eps), config, mesh, sum_over=("tp",))
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """Causal self-attention of ``num_heads`` query and ``kv_heads`` key and value heads.
 
     A rank holds ``1/tp`` of the heads of both kinds; a query head and the key head it uses are on the same rank.
@@ -82,14 +82,12 @@ class Attention(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
-        super().__init__()
+        super().__init__(mesh, fused=config.fuse_projections)
         hidden, width = config.hidden_size, config.head_width
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
         self.head_width = width
-        self.fused = config.fuse_projections
-        self.reads_children = self.fused or mesh.tp > 1
         queries = config.num_heads * width
         keys = config.kv_heads * width
         make = partial(
@@ -100,10 +98,12 @@ class Attention(nn.Module):
         self.q_norm = head_norm(config, mesh) if config.qk_norm else None
         self.k_norm = head_norm(config, mesh) if config.qk_norm else None
 
+    def layers(self) -> Sequence[ColumnParallelLinear]:
+        return self.q_proj, self.k_proj, self.v_proj
+
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Attend within the rows: ``[rows, positions, hidden]`` -> the same shape."""
-        made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.fused)
-        q, k, v = (self._heads(features) for features in made)
+        q, k, v = (self._heads(features) for features in self.project(x))
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
         if part.mesh.cp > 1 or part.cache is not None:
@@ -147,20 +147,21 @@ def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
 register_norm("rms_norm", rms_norm)
 
 
-class FeedForward(nn.Module):
+class FeedForward(Projections):
     """Feed-forward layer ``down(silu(gate(x)) * up(x))`` (SwiGLU; Shazeer, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
-        super().__init__()
+        super().__init__(mesh, fused=config.fuse_projections)
         hidden, inner, dtype = config.hidden_size, config.ffn_size, config.torch_dtype
         make = partial(ColumnParallelLinear, hidden, inner, mesh, std=config.init_std, dtype=dtype)
-        self.fused = config.fuse_projections
-        self.reads_children = self.fused or mesh.tp > 1
         self.gate_proj, self.up_proj = make(), make()
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
+    def layers(self) -> Sequence[ColumnParallelLinear]:
+        return self.gate_proj, self.up_proj
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = project((self.gate_proj, self.up_proj), x, fused=self.fused)
+        gate, up = self.project(x)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -319,8 +320,9 @@ class LlamaModel(nn.Module):
         if not self.mesh.ends(chunk):
             return made
         assert batch is not None
-        counted = own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
-        return LossSums(self.head(made, batch), counted)
+        whole = self.mesh.cp == 1
+        terms = batch.loss_tokens if whole else own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
+        return LossSums(self.head(made, batch), terms)
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""

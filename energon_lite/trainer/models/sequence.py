@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,18 +71,18 @@ def sequence_part(
     if window is not None and max(map(sum, runs)) <= window:
         window = None
     dense = window is not None and not kind.windows
-    kind = find_attention("sdpa") if dense else kind
-    masks: list[Any] = [None] * len(runs)
-    if documents is not None and kind.length_mask is not None:
-        rows = lengths_of_rows(documents, lengths)
-        masks = [kind.length_mask(rows, *run, mesh.device) for run in runs]
-    elif documents is not None:
-        masks = [kind.document_mask(documents, *run) for run in runs]
-    if window is not None and dense:
-        seen = [window_mask(window, *run, mesh.device) for run in runs]
-        masks = [near if mask is None else mask & near for mask, near in zip(masks, seen, strict=True)]
-    parts = tuple(Run(*run, mask, window) for run, mask in zip(runs, masks, strict=True))
-    return SequencePart(rotation_table(positions, config), parts, kind.function, mesh, cache)
+    kind, parts = find_attention("sdpa") if dense else kind, []
+    for run in runs:
+        mask = None
+        if documents is not None and kind.length_mask is not None:
+            mask = kind.length_mask(lengths_of_rows(documents, lengths), *run, mesh.device)
+        elif documents is not None:
+            mask = kind.document_mask(documents, *run)
+        if window is not None and dense:
+            near = window_mask(window, *run, mesh.device)
+            mask = near if mask is None else mask & near
+        parts.append(Run(*run, mask, window))
+    return SequencePart(rotation_table(positions, config), tuple(parts), kind.function, mesh, cache)
 
 
 def lengths_of_rows(documents: torch.Tensor, lengths: Sequence[int] | None) -> Lengths:

@@ -73,26 +73,49 @@ class ColumnParallelLinear(nn.Module):
         return gather_parallel(y, self.group) if self.gather_output else y
 
 
-def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: bool) -> Sequence[torch.Tensor]:
-    """Apply several layers to one input, with shared communication; with ``fused``, as one matrix product.
+class Projections(nn.Module):
+    """Base of modules that apply several column-parallel layers to one input.
 
-    The weights are concatenated for each call, which costs a copy and saves kernel launches and passes over ``x``. They
-    remain separate parameters with their names and checkpoints. The calling module sets ``reads_children``, so that an
-    optimizer that replaces weights in the background has finished before the call.
+    Args:
+        fused: make one matrix product of them, as soon as an optimizer has the weights side by side. They remain
+            separate parameters with their names.
+        mesh: the ranks.
+
+    Attributes:
+        reads_children: tells an optimizer that replaces weights in the background to finish before the call.
+        joined: the weights of :meth:`joinable` in one tensor, whose gradient is theirs; set by the optimizer.
     """
-    group = layers[0].group
-    if group is not None and not torch.compiler.is_compiling():  # a wait cannot be compiled
-        parts: list[torch.Tensor] = [layer.weight for layer in layers]
-        outputs = overlapped_products(x, [torch.cat(parts)] if fused else parts, group, sequence=layers[0].sequence)
-        made = outputs[0].split([len(part) for part in parts], dim=-1) if fused else outputs
+
+    joined: torch.Tensor | None = None
+
+    def __init__(self, mesh: ParallelMesh, *, fused: bool):
+        super().__init__()
+        self.fused = fused
+        self.reads_children = fused or mesh.tp > 1
+
+    def layers(self) -> Sequence[ColumnParallelLinear]:
+        """Return the layers that share an input."""
+        raise NotImplementedError
+
+    def joinable(self) -> list[nn.Parameter]:
+        """Return the weights of a fused product, in the order of buckets: the last layer's first."""
+        return [layer.weight for layer in reversed(self.layers())] if self.fused else []
+
+    def project(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Apply the layers to one input, with shared communication."""
+        layers, joined = self.layers(), self.joined
+        group, sequence = layers[0].group, layers[0].sequence
+        if group is not None and not torch.compiler.is_compiling():  # a wait cannot be compiled
+            weights: list[torch.Tensor] = [layer.weight for layer in layers] if joined is None else [joined]
+            made = overlapped_products(x, weights, group, sequence=sequence)
+        elif joined is None:
+            x = layers[0].enter(x)
+            return [layer(x, entered=True) for layer in layers]
+        else:
+            made = (F.linear(layers[0].enter(x), joined),)
+        if joined is not None:
+            made = made[0].split([len(layer.weight) for layer in reversed(layers)], dim=-1)[::-1]
         return [y if layer.bias is None else y + layer.bias for layer, y in zip(layers, made, strict=True)]
-    x = layers[0].enter(x)
-    if not fused:
-        return [layer(x, entered=True) for layer in layers]
-    weights: list[torch.Tensor] = [layer.weight for layer in layers]
-    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # all or none
-    made = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return made.split([len(weight) for weight in weights], dim=-1)
 
 
 class RowParallelLinear(nn.Module):

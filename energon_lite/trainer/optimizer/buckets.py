@@ -79,8 +79,14 @@ class Partition:
             updates: number of updates with this one.
             shared: cache of numbers that all partitions use in this step; empty for the first partition.
         """
-        if self._compiled is not None:
-            self._update_at_once(rules, scale, skip, updates, shared)
+        if self._compiled is not None:  # by one kernel; numbers that change from step to step are on the device
+            keep = shared.setdefault("keep", skip == 0)
+            for rule, parts in self._slices:
+                if rule not in shared:
+                    rate, (beta, beta_sq) = rules[rule]["lr"], self.config.betas
+                    size, root = rate / (1 - beta**updates), (1 - beta_sq**updates).sqrt()
+                    shared[rule] = size, root, torch.full_like(size, 1 - rate * rules[rule]["weight_decay"])
+                self._compiled(scale, keep, *shared[rule], *parts)
             return
         if scale is not None:
             self.grad.mul_(scale)
@@ -97,19 +103,6 @@ class Partition:
                 torch._fused_sgd_(*tensors[:2], **given)
         if self.master is not self.values:
             self.values.copy_(self.master)
-
-    def _update_at_once(
-        self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]
-    ) -> None:
-        """Update each run by one kernel; numbers that change from step to step are tensors on the device."""
-        keep = shared.setdefault("keep", skip == 0)
-        for rule, tensors in self._slices:
-            if rule not in shared:
-                rate, (beta, beta_sq) = rules[rule]["lr"], self.config.betas
-                size, root = rate / (1 - beta**updates), (1 - beta_sq**updates).sqrt()
-                shared[rule] = size, root, torch.full_like(size, 1 - rate * rules[rule]["weight_decay"])
-            assert self._compiled is not None
-            self._compiled(scale, keep, *shared[rule], *tensors)
 
     def shard(self, slot: Slot) -> Shard | None:
         """Return the part of one parameter that is in this partition, as views; None if there is none."""
@@ -270,10 +263,20 @@ class Bucket:
             self.owned: Partition = MuonPartition(mine, total, self.share.start, self.slots, mesh, config)
         else:
             self.owned = Partition(mine, total, self.share.start, plan.runs, kind.algorithm, config)
+        self.waiting: dict[nn.Parameter, Tensor] = {}  # gradients that are not yet in ``grads``
         self.filled: set[nn.Parameter] = set()  # parameters whose gradients are in ``grads``
         self.arrived = 0  # number of slots known to be ready for the next reduction
         self.reduced = self.collected = 0  # launched and finished reductions of this step
         self.gathering: dist.Work | None = None
+
+    def fill(self, grads: Tensor) -> None:
+        """Add the gradients that wait to ``grads``, by two kernels at most."""
+        came = [slot for slot in self.slots if slot.parameter in self.waiting]
+        for known, write in ((False, torch._foreach_copy_), (True, torch._foreach_add_)):
+            if slots := [slot for slot in came if (slot.parameter in self.filled) is known]:
+                write([slot.of(grads) for slot in slots], [self.waiting[slot.parameter] for slot in slots])
+        self.filled.update(self.waiting)
+        self.waiting.clear()
 
     def gather(self, group: dist.ProcessGroup | None) -> None:
         """Start to gather the values of all slices."""

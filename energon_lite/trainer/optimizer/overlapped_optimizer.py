@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,15 +93,13 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
             if not self.mesh.any_rank(any(config.group(name) is group for name in self.parameters)):
                 what = f"no parameter that is trained is in the group {group.match!r}"
                 raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
-        by_rule: defaultdict[Rule, list[nn.Parameter]] = defaultdict(list)
+        groups: dict[Rule, dict[str, Any]] = {}
         for name, p in self.parameters.items():
-            by_rule[config.rule(name, p.dim())].append(p)
-        self._rules = list(by_rule) or [Rule(0.0)]
-        groups: list[dict[str, Any]] = [
-            {"params": by_rule[rule], "lr": config.lr * rule.lr_scale, "weight_decay": rule.weight_decay}
-            for rule in self._rules
-        ]
-        super().__init__(groups, {"lr": config.lr, "weight_decay": config.weight_decay})
+            rule = config.rule(name, p.dim())
+            start = {"params": [], "lr": config.lr * rule.lr_scale, "weight_decay": rule.weight_decay}
+            groups.setdefault(rule, start)["params"].append(p)
+        self._rules = list(groups)
+        super().__init__([*groups.values()] or [{"params": []}], {"lr": config.lr, "weight_decay": config.weight_decay})
         self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         self._group = self.mesh.data_group
         self._buckets = self._lay_out()
@@ -114,6 +113,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
         self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
+        self._joined = [module for module in model.modules() if hasattr(module, "joinable") and self._join(module)]
 
     def begin_step(self, micro_batches: int) -> None:
         """Announce the number of micro-batches of the next :meth:`step`, equal on all data-parallel ranks.
@@ -158,16 +158,17 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: gradients of a step that :meth:`begin_step` announced are there, and may be on their way.
         """
-        counts = *self._rounds.fired.values(), *self._rounds.passed.values()
-        if self._rounds.promised is not None and any(counts):
-            what = "zero_grad() amid a step that begin_step() announced"
-            raise UsageError(what, fix="call it before begin_step(), or not at all: step() begins with new gradients")
-        if self._rounds.promised is None:
+        rounds = self._rounds
+        if rounds.promised is None:
             for bucket in self._buckets:
                 bucket.filled.clear()
+                bucket.waiting.clear()
             if self._first_step:
                 self._first_step.forget()
             self._start_step(None)
+        elif any(rounds.fired.values()) or any(rounds.passed.values()):
+            what = "zero_grad() amid a step that begin_step() announced"
+            raise UsageError(what, fix="call it before begin_step(), or not at all: step() begins with new gradients")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is made; refuse others: they have no place in the buckets."""
@@ -195,15 +196,12 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         """Load the state that :meth:`state_dict` returns, or that of torch's AdamW with the same groups."""
         super().load_state_dict({**state_dict, "state": {}})
         parameters = [p for group in self.param_groups for p in group["params"]]
-        updates = 0
-        for number, tensors in state_dict["state"].items():
-            bucket, slot = self._at[parameters[number]]
-            updates = max(updates, int(tensors["step"]))
-            if shard := bucket.owned.shard(slot):
-                for kind, here in shard.tensors.items():
-                    if kind != "master" or kind in tensors:
-                        here.copy_(tensors[kind].flatten()[shard.start : shard.stop])
-        self.set_updates(updates)
+        states = {parameters[number]: tensors for number, tensors in state_dict["state"].items()}
+        for shard in self.shards() if states else ():
+            for kind, here in shard.tensors.items():
+                if kind != "master" or kind in states[shard.parameter]:
+                    here.copy_(states[shard.parameter][kind].flatten()[shard.start : shard.stop])
+        self.set_updates(max((int(tensors["step"]) for tensors in states.values()), default=0))
 
     def launch_step(self, lr: float | None = None, leave_out: Tensor | None = None) -> Tensor:
         """Launch :meth:`step` without waiting for the device; returns float64 ``[2]`` on the device.
@@ -220,7 +218,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self.wait_parameters()
         self._advance(rounds.count)
         # Parameters may have several gradients per micro-batch; the first step counts them, and so reduces at its end.
-        if self._first_step and self.mesh.any_rank(any(bucket.filled for bucket in self._queue)):
+        if self._first_step and self.mesh.any_rank(any(bucket.filled or bucket.waiting for bucket in self._queue)):
             rounds.count += 1
             self._advance(rounds.count)
         while self._in_flight:
@@ -231,7 +229,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         norm = self._norm()
         scale, skip = self._judge(norm, leave_out)
         rules, shared = {}, dict[Any, Any]()
-        for rule, group in zip(self._rules, self.param_groups, strict=True):
+        for rule, group in zip(self._rules, self.param_groups, strict=False):
             group["lr"] = group["lr"] if lr is None else lr * rule.lr_scale
             rules[rule] = {name: float(group[name]) for name in ("lr", "weight_decay")}
         for bucket in reversed(self._queue):
@@ -266,6 +264,27 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         """Release the model for another optimizer. It keeps the values of the last step."""
         self.wait_parameters()
         self._unhook()
+        for module in self._joined:
+            module.joined = None  # type: ignore[assignment]
+
+    def _join(self, module: Any) -> bool:
+        """Give a module that multiplies by several parameters at once a view of them, if they lie side by side."""
+        places = [self._at[p] for p in module.joinable() if p in self._at]
+        slots = [slot for _, slot in places]
+        apart = any(one.stop != other.start for one, other in pairwise(slots))
+        if apart or len(slots) != len(module.joinable()) or len({bucket for bucket, _ in places}) != 1:
+            return False
+        joined = places[0][0].values[slots[0].start : slots[-1].stop].view(-1, slots[0].parameter.shape[1]).detach()
+
+        def take(whole: Tensor) -> None:
+            grad, whole.grad = whole.grad, None
+            assert grad is not None
+            for slot, part in zip(slots, grad.split([len(slot.parameter) for slot in slots]), strict=True):
+                self._take_grad(slot.parameter, part)
+
+        module.joined = joined.requires_grad_()
+        module.joined.register_post_accumulate_grad_hook(take)
+        return True
 
     # -- gradients: from autograd into buckets, from buckets into slices ---------------------------------------------
 
@@ -281,11 +300,11 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         if bucket.reduced == self._rounds.count and (bucket.in_place or not self._first_step):
             what = f"{slot.name} got a gradient after its bucket was reduced: it got fewer in the first step"
             raise UsageError(what, fix="leave out begin_step() in such steps; gradients are then reduced at the end")
-        if bucket.grads is None:
-            bucket.grads = self._borrow(bucket)
-        sum_here = slot.of(bucket.grads)
-        sum_here.add_(grad) if p in bucket.filled else sum_here.copy_(grad)
-        bucket.filled.add(p)
+        if p in bucket.waiting:
+            self._fill(bucket)
+        bucket.waiting[p] = grad
+        if len(bucket.waiting) == len(bucket.slots):
+            self._fill(bucket)
         self._rounds.fired[p] += 1
         if self._rounds.promised is None:  # this may be the last micro-batch
             refuse_reading([p])
@@ -300,7 +319,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
 
     def _reduce(self, bucket: Bucket) -> None:
         self._count.check()
-        grads = self._borrow(bucket) if bucket.grads is None else bucket.grads
+        grads = self._fill(bucket)
         for slot in [slot for slot in bucket.slots if slot.parameter not in bucket.filled]:
             slot.of(grads).zero_()
         work = None
@@ -310,6 +329,13 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self._in_flight.append((bucket, grads, work))
         bucket.grads = grads if bucket.in_place else None
         bucket.filled.clear()
+
+    def _fill(self, bucket: Bucket) -> Tensor:
+        """Move the gradients that wait into the bucket, all at once: of single ones, each would be a kernel."""
+        if bucket.grads is None:
+            bucket.grads = self._borrow(bucket)
+        bucket.fill(bucket.grads)
+        return bucket.grads
 
     def _collect(self) -> None:
         """Wait for the oldest reduction in flight. Its memory is then free for another bucket."""

@@ -132,33 +132,32 @@ class FirstStep:
 
     Attributes:
         uses: the most gradients that a parameter had in one micro-batch.
-        position: latest position of a parameter's last gradient in a micro-batch: the number of its chunk of layers, in
-            the order in which chunks first finish, and the number of the gradient within the chunk.
+        position: latest position of a parameter's last gradient in a micro-batch; with several chunks of layers, in the
+            step.
         entered: parameters whose modules were called.
     """
 
     def __init__(self) -> None:
         self.uses: dict[nn.Parameter, int] = {}
-        self.position: dict[nn.Parameter, tuple[int, int]] = {}
+        self.position: dict[nn.Parameter, int] = {}
         self.entered: set[nn.Parameter] = set()
-        self._now: list[nn.Parameter] = []
-        self._turns: dict[frozenset[nn.Parameter], int] = {}
+        self._now: Counter[nn.Parameter] = Counter()
+        self._number = 0
 
     def saw(self, parameter: nn.Parameter) -> None:
         """Record the arrival of a gradient."""
-        self._now.append(parameter)
-
-    def forget(self) -> None:
-        """Drop the gradients of the micro-batch that has not ended."""
-        self._now.clear()
+        self._now[parameter] += 1
+        self._number += 1
+        self.position[parameter] = max(self._number, self.position.get(parameter, 0))
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
         """Close a micro-batch, or the pass of one chunk of layers, whose parameters are ``of``."""
-        turn = self._turns.setdefault(frozenset(of or ()), len(self._turns))
-        for number, p in enumerate(self._now):
-            self.position[p] = max((turn, number), self.position.get(p, (0, 0)))
-        for p, count in Counter(self._now).items():
-            self.uses[p] = max(count, self.uses.get(p, 0))
+        self.uses |= {p: max(count, self.uses.get(p, 0)) for p, count in self._now.items()}
+        self.forget()
+        self._number = 0 if of is None else self._number
+
+    def forget(self) -> None:
+        """Drop the gradients of the micro-batch that has not ended."""
         self._now.clear()
 
     def order(self, buckets: Sequence[Bucket]) -> list[int]:
@@ -166,6 +165,5 @@ class FirstStep:
 
         Buckets with a parameter that had no gradient come last, where they delay no other.
         """
-        last = (len(self._turns), 0)
-        latest = [max(self.position.get(slot.parameter, last) for slot in bucket.slots) for bucket in buckets]
+        latest = [max(self.position.get(slot.parameter, 2**63) for slot in bucket.slots) for bucket in buckets]
         return sorted(range(len(buckets)), key=latest.__getitem__)

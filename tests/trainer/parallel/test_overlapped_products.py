@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, project
+from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, Projections
 from energon_lite.trainer.parallel import collectives
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout
@@ -27,6 +27,11 @@ class Noted(TorchDispatchMode):
         if func.overloadpacket.__name__ in ("mm", "bmm"):
             self.seen.append("product")
         return func(*args, **(kwargs or {}))
+
+
+class Together(Projections):
+    def layers(self) -> list[ColumnParallelLinear]:
+        return list(self.children())  # type: ignore[arg-type]
 
 
 class NotedWork:
@@ -55,10 +60,19 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
         alike = torch.Generator().manual_seed(5 + (rank if sequence else 0))
         x = torch.randn(3, 4, 6, dtype=torch.float64, generator=alike).requires_grad_()
 
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        together = Together(mesh, fused=fused)
+        for number, layer in enumerate(layers):
+            together.add_module(str(number), layer)
+
         def gradients(made: Any) -> list[torch.Tensor]:
             loss = sum((y.sin() * (i + 1)).sum() for i, y in enumerate(made))
             assert isinstance(loss, torch.Tensor)
-            return list(torch.autograd.grad(loss, [x, *(p for layer in layers for p in layer.parameters())]))
+            whole = weights if together.joined is None else [together.joined]
+            of_x, *others = torch.autograd.grad(loss, [x, *whole, *biases])
+            if together.joined is not None:
+                others[:1] = others[0].split([len(weight) for weight in weights[::-1]])[::-1]
+            return [of_x, *others]
 
         entered = layers[0].enter(x)
         expected = gradients([layer(entered, entered=True) for layer in layers])
@@ -66,7 +80,9 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
         with pytest.MonkeyPatch.context() as patch:
             for module, name in ((dist, "all_reduce"), (collectives, "reduce_scatter")):
                 patch.setattr(module, name, partial(noted, seen, getattr(module, name)))
-            made = project(layers, x, fused=fused)
+            if fused:
+                together.joined = torch.cat(together.joinable()).detach().requires_grad_()
+            made = together.project(x)
             with Noted(seen):
                 found = gradients(made)
         for mine, other in zip(found, expected, strict=True):

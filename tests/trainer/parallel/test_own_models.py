@@ -62,7 +62,7 @@ def config_of(data: Path, output: Path, **train: Any) -> TrainerConfig:
             "seed": 3,
             "output": str(output),
             "data": {"path": str(data), "micro_batch_size": 3, "micro_batches_per_step": 4, "workers": 0},
-            "model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "ffn_size": 24},
+            "model": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24},
             # With a smaller eps, AdamW makes steps of the rounding of gradients that are zero, as of biases of keys.
             "optimizer": {"lr": 5e-3, "warmup": 2, "eps": 1e-4},
             "train": {"steps": STEPS, "save_every": 2} | train,
@@ -195,17 +195,11 @@ LINE: dict[str, Any] = {"make_model": make_line, "loss": square, "task_encoder":
 
 def test_metrics_are_means_in_training_and_validation(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path / "lines", tmp_path / "run", eval_every=3)
-    run_ranks(3, lambda rank: Trainer(with_steps(config, 6), **LINE, metrics=["learning"]).run())
+    run_ranks(2, lambda rank: Trainer(config, **LINE, metrics=["learning"]).run())
     lines = metrics(tmp_path / "run")
     assert [line["learning"] for line in lines] == [1.0] * STEPS
     assert [line["eval_learning"] for line in lines if "eval_loss" in line] == [0.0, 0.0]
-    assert {line["eval_tokens"] for line in lines if "eval_loss" in line} == {7}, (
-        "two of three ranks have the last rows"
-    )
-
-
-def with_steps(config: TrainerConfig, micro_batches: int) -> TrainerConfig:
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, micro_batches_per_step=micro_batches))
+    assert {line["eval_tokens"] for line in lines if "eval_loss" in line} == {7}, "one of the ranks has an empty batch"
 
 
 def test_a_loss_that_counts_other_terms_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
@@ -222,12 +216,12 @@ def test_a_loss_that_counts_other_terms_is_refused(run_ranks: RunRanks, blend: P
     assert all("24 terms, its micro-batches 12 loss_tokens" in text for text in run_ranks(2, job))
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
+@pytest.mark.parametrize(("axis", "value"), [("tp", 2), ("cp", 2), ("pp", 2), ("share_images", True)])
 def test_a_layout_that_a_model_does_not_know_is_refused(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, axis: str
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, axis: str, value: int
 ) -> None:
     config = config_of(tmp_path / "lines", tmp_path / "run")
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **{axis: 2}))
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **{axis: value}))
 
     def job(rank: int) -> str:
         with pytest.raises(TopologyError) as caught:
@@ -235,8 +229,36 @@ def test_a_layout_that_a_model_does_not_know_is_refused(
         return str(caught.value)
 
     assert all(
-        f"mesh.{axis}=2, which the model or the loss of this run does not support" in t for t in run_ranks(2, job)
+        f"mesh.{axis}={value}, which the model or the loss of this run does not support" in t for t in run_ranks(2, job)
     )
+
+
+def test_a_model_that_is_cut_and_a_loss_of_ones_own_go_together(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """DPO of the built-in model on two tensor-parallel ranks, as on one; a pipeline would not call the loss."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in pairs_of_answers()))
+
+    def job(rank: int, **sizes: int) -> int:
+        config = config_of(path, tmp_path / str(sizes))
+        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **sizes))
+        with Trainer(config, **preferences.parts()) as trainer:
+            return trainer.run()
+
+    run_ranks(1, job)
+    run_ranks(2, lambda rank: job(rank, tp=2))
+    one, two = (metrics(tmp_path / name) for name in ("{}", "{'tp': 2}"))
+    for name in ("loss", "grad_norm", "preferred", "margin"):
+        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
+    with pytest.raises(RankFailure, match=r"mesh\.pp=2, which the model or the loss"):
+        run_ranks(2, lambda rank: job(rank, pp=2))
+
+
+def test_costs_of_another_model_are_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    def job(rank: int) -> None:
+        with pytest.raises(UsageError, match="the costs of another model are not known"):
+            Trainer(config_of(tmp_path / "lines", tmp_path / "run", measure_costs=2), **LINE)
+
+    run_ranks(1, job)
 
 
 def test_batches_of_a_loss_of_ones_own_are_not_rows(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:

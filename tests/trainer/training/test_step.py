@@ -155,3 +155,50 @@ def test_what_is_read_late_is_what_was_read_at_once() -> None:
     late, updates, same = run(late=True)
     assert late == at_once and updates == [1, 2, 2, 3, 4]
     assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+
+
+def test_gradients_are_moved_into_buckets_together() -> None:
+    """Not by a kernel for each parameter, and in each micro-batch."""
+    mesh = build_mesh()
+    model = LlamaModel(MODEL, mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)  # the first step learns the order of gradients
+    with Operations() as operations:
+        launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)
+    names = [name for name, _ in operations.found]
+    assert names.count("aten._foreach_copy_.default") == names.count("aten._foreach_add_.List") == 1  # of one bucket
+    shapes = {tuple(p.shape) for p in model.parameters()}
+    one_by_one = [name for name, shape in operations.found if shape in shapes and name in SINGLE]
+    assert one_by_one == []
+
+
+#: Operations that would move or add one gradient.
+SINGLE = ("aten.copy_.default", "aten.add_.Tensor")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_fused_weights_are_views_of_a_bucket(bias: bool) -> None:
+    """No copy of them is made for each call, nor kept for the backward pass; and the numbers are the same."""
+    mesh, runs = build_mesh(), []
+    for fused in (False, True):
+        model = LlamaModel(dataclasses.replace(MODEL, fuse_projections=fused, qkv_bias=bias), mesh)
+        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+        steps = [train_step(model, optimizer, [text(seed=n), text(packed=True)], mesh, lr=1e-2) for n in range(3)]
+        with Operations() as operations:
+            launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)
+        attention, feed = model.layers["0"].self_attn, model.layers["0"].mlp
+        wide = {(48, 16), (2 * MODEL.ffn_size, 16)}
+        cats = [shape for name, shape in operations.found if "cat" in name and shape in wide]
+        products = sum(name in ("aten.mm.default", "aten.addmm.default") for name, _ in operations.found)
+        assert cats == [] and (attention.joined is not None) == (feed.joined is not None) == fused
+        runs.append((steps, [p.detach().clone() for p in model.parameters()], products))
+        optimizer.close()
+        assert attention.joined is None, "the model is whole without the optimizer"
+    for one, other in zip(*(steps for steps, _, _ in runs), strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5) and one.grad_norm == pytest.approx(
+            other.grad_norm, rel=1e-5
+        )
+    for one, other in zip(*(weights for _, weights, _ in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    layers, passes, micro_batches = MODEL.num_layers, 3, 2
+    assert runs[0][2] - runs[1][2] == 3 * layers * passes * micro_batches, "five products are two"

@@ -259,6 +259,13 @@ def test_labels_below_zero_do_not_count() -> None:
     assert rows.labels.tolist() == [[0, 2], [3, 0]] and rows.loss_mask.tolist() == [[0, 1], [1, 0]]
 
 
+def test_what_counts_is_known_without_reading_it_back() -> None:
+    made = batch_of(labels=torch.tensor([[-100, 2], [3, -100]]), loss_mask=torch.tensor([[1, 0.5], [1, 1]]))
+    counted = RowsTaskEncoder(Other(made), MODEL).encode_batch(made).loss_tokens
+    assert isinstance(counted, float) and counted == 1.5
+    assert torch.equal(torch.as_tensor(batch_of().loss_tokens), batch_of().loss_mask.sum(dtype=torch.float64))
+
+
 def test_lengths_of_documents_are_known_without_reading_them_back() -> None:
     made = batch_of(documents=torch.tensor([[0, 1], [1, 1]]))
     assert RowsTaskEncoder(Other(made), MODEL).encode_batch(made).document_lengths == [1, 1, 2]
