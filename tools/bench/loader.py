@@ -9,6 +9,8 @@ out bytes, "decoded" calls the same decoder in all of them (:mod:`loader_librari
 where ``encode_sample`` says that it draws no random numbers (so that, as in LitData, nothing is seeded for it),
 "decoded-batch" decodes in ``batch`` (and "decoded" in ``encode_sample``); LitData does the same work in its own loop.
 
+On a busy machine compare samples per second of processor time, of all processes of a library together.
+
 "bound" is what one core can do: raw, a loop over slices of mapped shards in a random order; decoded, decoding and
 collating samples that are in memory. PSS is the memory of all processes, shared pages divided, when counting ends.
 
@@ -76,9 +78,8 @@ def main() -> None:
         print(machine())
         for case in arguments.only or CASES:
             rows = compare(case, folder, arguments.peers, arguments.runs, arguments.seconds)
-            print(
-                f"\n{case}\n{table(['library', 'workers', 'samples/s', 'of the bound', 'PSS MiB'], rows)}", flush=True
-            )
+            heads = ["library", "workers", "samples/s", "of the bound", "per CPU second", "longest step ms", "PSS MiB"]
+            print(f"\n{case}\n{table(heads, rows)}", flush=True)
 
 
 def compare(case: str, folder: str, peers: str | None, runs: int, seconds: float) -> list[list[object]]:
@@ -97,7 +98,8 @@ def compare(case: str, folder: str, peers: str | None, runs: int, seconds: float
     for (name, workers), measured in found.items():
         rates = [run["rate"] for run in measured]
         share = f"{statistics.median(rates) / bound:.2f}"
-        rows.append([name, workers, spread(rates, 0), share, spread([run["pss"] for run in measured], 0)])
+        others = [spread([run[what] for run in measured], 0) for what in ("per_cpu", "longest", "pss")]
+        rows.append([name, workers, spread(rates, 0), share, *others])
     return rows
 
 

@@ -283,7 +283,8 @@ def convert(folder: Path) -> float:
 
 
 def measure(library: str, folder: str, case: str, workers: int, seconds: float) -> dict[str, float]:
-    """Samples per second after the first batches, seconds to the first one, and MiB of all processes at the end."""
+    """Samples per second, also of processor time of all processes, and the longest step in ms, after the first batches;
+    seconds to the first one, and MiB of all processes at the end."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     batches = globals()[library](Path(folder), case, workers)
@@ -291,16 +292,23 @@ def measure(library: str, folder: str, case: str, workers: int, seconds: float) 
     first = time.perf_counter() - start
     for _ in range(20):
         next(batches)
+    longest = 0.0
+    used = processor_seconds()
     done, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    last = start
+    while (elapsed := last - start) < seconds:
         for _ in range(8):
             next(batches)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
         done += 8 * BATCH
-    return {"rate": done / elapsed, "first": first, "pss": proportional_mib()}
+    used = max(processor_seconds() - used, 1e-9)
+    found = {"rate": done / elapsed, "per_cpu": done / used, "longest": longest * 1000}
+    return found | {"first": first, "pss": proportional_mib()}
 
 
-def proportional_mib() -> float:
-    """Memory of this process and its descendants; a page that n processes share counts 1/n in each."""
+def own_processes() -> set[int]:
+    """This process and its descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -308,8 +316,22 @@ def proportional_mib() -> float:
     mine = {os.getpid()}
     while more := {child for child, parent in parents.items() if parent in mine} - mine:
         mine |= more
+    return mine
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and its descendants, in the system and outside."""
+    ticks = 0
+    for process in own_processes():
+        with suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def proportional_mib() -> float:
+    """Memory of this process and its descendants; a page that n processes share counts 1/n in each."""
     total = 0
-    for process in mine:
+    for process in own_processes():
         with suppress(OSError):
             total += int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
     return total / 1024

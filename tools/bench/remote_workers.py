@@ -111,19 +111,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--only", default="", help="the cases that begin so")
     asked = parser.parse_args()
     kinds = ["local", "tcp", *(["ray"] if asked.ray else [])]
     print(machine())
     with tempfile.TemporaryDirectory() as name:
         pictures, texts = _pictures(Path(name, "pictures"), 400), make_dataset(Path(name, "texts"), 4000)
         cases: dict[str, tuple[Callable[[WorkerConfig], Any], int, int, int]] = {
-            "images, 1 worker": (_make(pictures, Decoded(), 32), 1, 30, 32),
+            "images, 1 worker": (_make(pictures, Decoded(), 32), 1, 12, 32),
             "sleep, 4 workers": (_make(texts, Sleeping(0.01), 8), 4, 200, 8),
             "sleep, 8 workers": (_make(texts, Sleeping(0.01), 8), 8, 400, 8),
             "slow, 4 workers": (_make(texts, Sleeping(0.0, 1.0), 8), 4, 250, 8),
         }
-        rows = []
         for case, (make, workers, batches, size) in cases.items():
+            if not case.startswith(asked.only):
+                continue
+            rows = []
             found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
             for _ in range(asked.runs):
                 for kind in kinds:
@@ -131,7 +134,7 @@ def main() -> None:
             for kind, pairs in found.items():
                 rates, used = ([pair[place] for pair in pairs] for place in (0, 1))
                 rows.append([case, kind, spread([size * rate for rate in rates], 0), spread(used, 2)])
-        print(table(["case", "workers", "samples/s", "trainer ms/batch"], rows))
+            print(table(["case", "workers", "samples/s", "trainer ms/batch"], rows), flush=True)
 
 
 def _make(path: Path, encoder: TaskEncoder, size: int) -> Callable[[WorkerConfig], Any]:

@@ -122,6 +122,12 @@ PAGES = (
         ("energon_lite.extras.remote",),
     ),
     Page(
+        "remote_workers",
+        "Workers on other machines",
+        "See [workers on other machines](../machines.md).",
+        ("energon_lite.extras.remote_workers",),
+    ),
+    Page(
         "blends",
         "Blends",
         "See [changing the blend](../cookbook/changing_the_blend.md).",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from energon_lite.extras.remote_workers.host_load import HostLoad
 from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.executor_handle import PoolRequest
-from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, trainer_ends
+from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers
 from energon_lite.loading.executors.worker_pool import WorkerPool, fewest_jobs
 from energon_lite.loading.makers.outcomes import Result
 
@@ -46,7 +46,6 @@ class RemoteHandle(WorkerHandle):
     def __init__(self, number: int, channel: Channel, name: str):
         super().__init__(number, channel)
         self._name = name
-        trainer_ends.add(channel)
 
     def silence(self, now: float) -> float:
         """Return the seconds without a sign of it; 0.0 if its end is noticed in any case."""
@@ -83,8 +82,9 @@ class WorkerSource:
     def left(self, worker: RemoteHandle) -> None:
         """Take note that the pool has dropped a worker."""
 
-    def need(self, is_short: bool) -> None:
-        """Take note of whether local workers cannot keep up."""
+    def need(self, is_short: bool) -> Sequence[RemoteHandle]:
+        """Take note of whether local workers cannot keep up. Return workers that are not needed any more."""
+        return ()
 
     def close(self) -> None:
         """Stop to find workers; may be called twice. The pool closes those that have joined."""
@@ -209,7 +209,11 @@ class MixedPool(WorkerPool):
         for joined in self._source.take(alone=not self._workers):
             self._workers.append(joined)
             self._poll.register(joined.channel.fileno(), 1)
-        self._source.need(self._pace.is_short)
+        for worker in self._source.need(self._pace.is_short):
+            if worker in self._workers and not worker.tickets:
+                self._poll.unregister(worker.channel.fileno())
+                worker.close()
+                self._forget(worker)
         self._look_for_silence()
         if self._awaited in self._jobs:
             self._hedge(self._awaited)

@@ -22,6 +22,7 @@ from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.loading.executors import wire
 from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.executor_handle import PoolRequest
+from energon_lite.loading.executors.worker_handle import trainer_ends
 
 __all__ = ["TcpChannel", "TcpHandle", "TcpSource", "keep_alive", "open_pool"]
 
@@ -118,6 +119,7 @@ class TcpHandle(RemoteHandle):
 
     def __init__(self, number: int, channel: TcpChannel, server: _Server):
         super().__init__(number, channel, server.address)
+        trainer_ends.add(channel)
         self.server = server
 
     def silence(self, now: float) -> float:

@@ -1,0 +1,93 @@
+"""Actors of Ray as workers, in a cluster of several raylets on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.extras.remote_workers import RayWorkers
+from tests.testing import ALONE, take
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without processors for workers, and two nodes with them."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        made.add_node(num_cpus=2, resources={"decoder": 2})
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+class Drawn(TaskEncoder):
+    """Tensors, arrays and texts with randomness."""
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        numbers = self.rng.random(5000)
+        return {"__key__": sample.__key__, "__restore_key__": (), "x": torch.tensor(numbers), "text": sample.text}
+
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        x = torch.stack([sample["x"] for sample in samples])
+        return {"__key__": [sample["__key__"] for sample in samples], "x": x, "y": x.numpy().astype(np.float32)}
+
+
+class Packs(Drawn):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"__key__": "+".join(s["__key__"] for s in samples), "x": torch.stack([s["x"] for s in samples]).sum(0)}
+
+
+def _dataset(leaf: Path, encoder: TaskEncoder, config: WorkerConfig) -> SavableDataset:
+    packing = {"packing_buffer_size": 12} if isinstance(encoder, Packs) else {}
+    return get_train_dataset(leaf, worker_config=config, task_encoder=encoder, batch_size=2, **packing)
+
+
+@pytest.mark.parametrize("encoder", [Drawn(), Packs()])
+@pytest.mark.parametrize("local", [1, 0])
+def test_actors_make_the_same_batches(
+    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], encoder: TaskEncoder, local: int
+) -> None:
+    with get_savable_loader(_dataset(leaf_of(50), encoder, ALONE)) as loader:
+        expected = take(loader, 30)
+        after = loader.save_state_rank()
+    workers = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1})
+    with get_savable_loader(_dataset(leaf_of(50), encoder, WorkerConfig(0, 1, local, workers=workers))) as loader:
+        batches = take(loader, 30)
+        assert same(batches, expected) and loader.save_state_rank() == after
+        batches[0]["x"].zero_()
+
+
+def test_a_killed_actor_and_a_killed_node_cost_nothing(
+    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]
+) -> None:
+    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
+        expected = take(loader, 60)
+    workers = RayWorkers(2, 2, resources={"CPU": 2, "decoder": 1})  # one on each node
+    with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
+        batches = take(loader, 20)
+        pool: Any = loader._workers.executor()
+        victim = ray.get(pool._workers[0].channel.actor.__ray_call__.remote(lambda self: os.getpid()))
+        os.kill(victim, signal.SIGKILL)
+        batches += take(loader, 20)
+        cluster.remove_node(next(iter(cluster.worker_nodes)))
+        batches += take(loader, 20)
+        assert loader.stats()["worker_deaths"] >= 1
+    assert same(batches, expected)
