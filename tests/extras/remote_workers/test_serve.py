@@ -18,7 +18,7 @@ from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
-from tests.extras.remote_workers.served import serving
+from tests.extras.remote_workers.served import serving, until
 from tests.testing import ALONE, command, take
 
 SCRIPT = """
@@ -125,8 +125,7 @@ def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
             with get_savable_loader(dataset(config)) as loader:
                 assert same(take(loader, 12), expected)  # by the local worker
                 pool: Any = loader._workers.executor()
-                while served.refused == before:
-                    pool.load()
+                assert until(lambda: bool(pool.load()) and served.refused > before)  # noqa: B023
                 assert len(pool._workers) == 1
 
 
