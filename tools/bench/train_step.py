@@ -1,11 +1,12 @@
 """A training step of a preset, ours and Hugging Face's: tokens per second, share of the matrix rate, and memory.
 
-Ours is what the trainer runs: ``train_step`` with the model, the overlapped optimizer and the settings of a run's
+Ours is what the trainer runs: ``launch_step`` with prepared attention, the next step launched before the numbers of
+the last one are read (the others likewise), with the model, the overlapped optimizer and the settings of a run's
 configuration (``--set loss_chunk=4096`` and the like). Hugging Face's is its model of that shape with the same work
 around it: bfloat16 with float32 masters, fused AdamW, clipping, the loss of all tokens. Each is a process of its own,
 so that memory is its own.
 
-    python tools/bench/train_step.py --preset 1.1B --batch 8 --length 2048     # a GPU
+    python tools/bench/train_step.py --preset 1.1B --batch 8,16 --length 2048 --variants ours,by-hand     # a GPU
     python tools/bench/train_step.py --tiny                                    # anywhere: that the script works
 
 ``by-hand`` is what one would write for this model alone: one function, compiled whole, with one AdamW over all float32
@@ -29,6 +30,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -38,10 +40,12 @@ from step_counts import counted_graphs, step_counts
 from torch import nn
 
 from energon_lite.trainer import (
+    DataConfig,
     LlamaModel,
     ModelConfig,
     MultimodalBatch,
     OverlappedDistributedOptimizer,
+    TrainerConfig,
     model_preset,
 )
 from energon_lite.trainer.conversion.language_config import huggingface_config
@@ -49,6 +53,7 @@ from energon_lite.trainer.models.llama import rotate
 from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training.process import prepare_attention
 from energon_lite.trainer.training.step import LaunchedStep, launch_step
 from energon_lite.trainer.training.throughput import training_flops
 
@@ -85,13 +90,15 @@ def ours(arguments: argparse.Namespace, *, fast: bool, packed: bool = False) -> 
     """The trainer's step."""
     config = shape(arguments, **(OURS if fast else {}))
     mesh = build_mesh()
+    run = TrainerConfig(DataConfig(path="", max_length=arguments.length), model=config)
+    prepare_attention(run, mesh.device, visible=False)
     model = LlamaModel(config, mesh, seed=0)
     optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
     batches = [make_batch(config, arguments, packed=packed)] * arguments.micro_batches
     return lambda: launch_step(model, optimizer, batches, mesh, lr=1e-4)
 
 
-def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[], float]:
+def hugging_face(arguments: argparse.Namespace, *, compiled: bool) -> Callable[[], torch.Tensor]:
     """Their model; masters, clipping and AdamW by hand, as mixed precision means it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -112,12 +119,12 @@ def masters_step(model: nn.Module, loss_of: Callable[[], torch.Tensor], argument
     masters = [p.detach().float() for p in parameters]
     optimizer = torch.optim.AdamW(masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
-    def step() -> float:
-        total = 0.0
+    def step() -> torch.Tensor:
+        total = torch.zeros((), device=device())
         for _ in range(arguments.micro_batches):
             loss = loss_of() / arguments.micro_batches
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
         for master, p in zip(masters, parameters, strict=True):
             assert p.grad is not None
             master.grad = p.grad.float()
@@ -133,7 +140,7 @@ def masters_step(model: nn.Module, loss_of: Callable[[], torch.Tensor], argument
     return step
 
 
-def by_hand(arguments: argparse.Namespace) -> Callable[[], float]:
+def by_hand(arguments: argparse.Namespace) -> Callable[[], torch.Tensor]:
     """The same model in one function, compiled whole."""
     config, batch = shape(arguments), make_batch(shape(arguments), arguments)
     model = HandWritten(config).to(device(), torch.bfloat16)
@@ -200,6 +207,11 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def loss_in(launched: LaunchedStep | torch.Tensor) -> float:
+    """Wait for a step, and return its loss."""
+    return float(launched) if isinstance(launched, torch.Tensor) else launched.result().loss
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """One variant, in this process."""
     if device().type == "cpu":
@@ -208,22 +220,22 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.compile = functools.partial(torch.compile, backend="aot_eager")
         torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
     name = arguments.run
-    launch = ours(arguments, fast=name != "ours-plain", packed=name == "packed") if name in OWN else None
-    if launch is not None:
-        step: Callable[[], float] = lambda: launch().result().loss  # noqa: E731
+    if name in OWN:
+        step: Callable[[], Any] = ours(arguments, fast=name != "ours-plain", packed=name == "packed")
     else:
         step = by_hand(arguments) if name == "by-hand" else hugging_face(arguments, compiled=name == "hf-compiled")
     with counted_graphs() as graphs:
-        losses = [step() for _ in range(arguments.warm_up)]
-    seconds = []
-    for _ in range(arguments.steps):
-        synchronize()
-        began = time.perf_counter()
-        losses.append(step())
-        synchronize()
-        seconds.append(time.perf_counter() - began)
+        losses = [loss_in(step()) for _ in range(arguments.warm_up)]
+    synchronize()
+    marks, running = [time.perf_counter()], step()
+    for number in range(arguments.steps + 2):
+        # As in a run: the numbers of a step are read after the next one is launched.
+        ended, running = running, step() if number <= arguments.steps else None
+        losses.append(loss_in(ended))
+        marks.append(time.perf_counter())
+    seconds = [later - sooner for sooner, later in pairwise(marks)][1:-1]
     memory = torch.cuda.max_memory_allocated() / 2**30 if device().type == "cuda" else float("nan")
-    counts = {"graphs": graphs[0], **step_counts(launch or step, arguments.trace if name == "ours" else None)}
+    counts = {"graphs": graphs[0], **step_counts(step, arguments.trace if name == "ours" else None)}
     return {"seconds": seconds, "memory": memory, "first": losses[0], "last": losses[-1], "counts": counts}
 
 
@@ -246,7 +258,7 @@ def matrix_rate(tiny: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A training step, ours and Hugging Face's.")
     parser.add_argument("--preset", default="1.1B")
-    parser.add_argument("--batch", type=int, default=8, help="rows of a micro-batch")
+    parser.add_argument("--batch", default="8,16", help="rows of a micro-batch; several: a table with each")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step")
     parser.add_argument("--steps", type=int, default=20)
@@ -259,7 +271,10 @@ def main() -> None:
     parser.add_argument("--trace", metavar="FILE", help="a Chrome trace of one of our steps")
     arguments = parser.parse_args()
     if arguments.tiny:
-        arguments.preset, arguments.batch, arguments.length, arguments.steps, arguments.warm_up = "tiny", 2, 64, 4, 2
+        arguments.preset, arguments.length, arguments.steps, arguments.warm_up = "tiny", 64, 4, 2
+        arguments.batch = "2,3" if arguments.batch == "8,16" else arguments.batch
+    batches = [int(number) for number in arguments.batch.split(",")]
+    arguments.batch = batches[0]
     if arguments.run is not None:
         special = {"matrix": lambda: matrix_rate(arguments.tiny), "optimizer": lambda: optimizer_seconds(arguments)}
         print(json.dumps(special.get(arguments.run, lambda: measure(arguments))()))
@@ -267,21 +282,22 @@ def main() -> None:
     given = [*sys.argv[1:], "--variants", ""]  # the last one counts: a child measures one
     rate = fresh_process(__file__, *given, "--run", "matrix")
     config = shape(arguments)
-    tokens = arguments.batch * arguments.length * arguments.micro_batches
-    needed = training_flops(config, 1, arguments.length / 2) * tokens
     print(f"{machine()}; {torch.cuda.get_device_name() if device().type == 'cuda' else 'no GPU'}")
     print(f"{arguments.preset}: {dataclasses.asdict(config)}")
-    print(f"{tokens:,} tokens a step, rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")
+    print(f"rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")
     rows, counts = [], {}
     llama = not (config.qkv_bias or config.qk_norm or config.tie_embeddings or config.head_dim or config.sliding_window)
-    for variant in arguments.variants.split(","):
+    for batch, variant in product(batches, arguments.variants.split(",")):
         if variant == "by-hand" and not llama:
             continue
-        found = fresh_process(__file__, *given, "--run", variant)
+        tokens = batch * arguments.length * arguments.micro_batches
+        needed = training_flops(config, 1, arguments.length / 2) * tokens
+        found = fresh_process(__file__, *given[:-2], f"--batch={batch}", *given[-2:], "--run", variant)
         middle = statistics.median(found["seconds"])
         rows.append(
             (
                 variant,
+                batch,
                 f"{tokens / middle:,.0f}",
                 f"{middle * 1e3:.1f} ({min(found['seconds']) * 1e3:.1f}-{max(found['seconds']) * 1e3:.1f})",
                 f"{needed / middle / rate:.1%}",
@@ -290,7 +306,7 @@ def main() -> None:
             )
         )
         counts[variant] = found["counts"]
-    print(table(("step", "tokens/s", "ms", "of the rate", "GiB", "loss"), rows))
+    print(table(("step", "rows", "tokens/s", "ms", "of the rate", "GiB", "loss"), rows))
     names = ("graphs", "operations", "kernels", "copies", "host_reads")
     print("\nA step launches:\n")
     print(

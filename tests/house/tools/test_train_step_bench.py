@@ -51,4 +51,4 @@ def test_variants_are_named_in_either_way(
     monkeypatch.setattr(bench, "fresh_process", fresh_process)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", *how])
     bench.main()
-    assert runs == ["matrix", "by-hand", "optimizer"] and "\nby-hand" in capsys.readouterr().out
+    assert runs == ["matrix", "by-hand", "by-hand", "optimizer"] and "\nby-hand" in capsys.readouterr().out

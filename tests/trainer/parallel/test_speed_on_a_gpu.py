@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -62,3 +64,31 @@ def test_a_step_is_launched_before_it_is_done() -> None:
     until_launched = time.perf_counter() - began
     launched.result()
     assert until_launched < 0.2 * (time.perf_counter() - began)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("more", [{}, {"sliding_window": 100}, {"qkv_bias": True, "loss_chunk": 256}], ids=str)
+def test_no_step_waits_for_the_device(more: dict[str, Any], compile: bool) -> None:
+    """Plain and packed rows; the first steps learn, compile and fill caches of the host."""
+    from energon_lite.trainer import LlamaModel, MultimodalBatch, OverlappedDistributedOptimizer, build_mesh
+    from energon_lite.trainer.models.batch import document_lengths
+    from energon_lite.trainer.optimizer.config import OptimizerConfig
+    from energon_lite.trainer.training.step import launch_step
+
+    shape: dict[str, Any] = {"dtype": "bfloat16", "hidden_size": 512, "num_heads": 8, "num_kv_heads": 2, **more}
+    config, mesh = ModelConfig(fuse_projections=True, compile=compile, **shape), build_mesh()
+    model = LlamaModel(config, mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    tokens = torch.randint(0, 200, (2, 513), generator=torch.Generator().manual_seed(0))
+    documents = (torch.arange(512) // 200).expand(2, -1)
+    plain = MultimodalBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], loss_mask=torch.ones(2, 512)).to(GPU)
+    packed = dataclasses.replace(plain, documents=documents.to(GPU), document_lengths=document_lengths(documents))
+    for _ in range(3):
+        launch_step(model, optimizer, [plain, packed], mesh, lr=1e-3).result()
+    assert model.layers["0"].self_attn.joined is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        launched = [launch_step(model, optimizer, [plain, packed], mesh, lr=1e-3) for _ in range(2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(step.result().loss > 0 for step in launched)
