@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import TopologyError, UsageError, check_choice
 from energon_lite.launcher import place_without_group
+from energon_lite.replica import RankMesh, Replica, Share, Stages
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,68 +38,12 @@ _process_number: int | None = None
 #: Number of this thread, if it is a worker.
 _thread_number: ContextVar[int | None] = ContextVar("energon_lite_worker", default=None)
 
-Share = Literal["load", "broadcast"]
-Stages = Literal["first", "ends", "all"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replica:
-    """Ranks that use the same batches as this one: its peers along the axes ``pp``, ``cp`` and ``tp``.
-
-    Args:
-        coordinates: this rank's coordinate on each of these axes; an axis that is not named has one rank.
-        groups: the process group of each axis with more than one rank.
-        stages: number of pipeline stages.
-        share: ``load``: every rank that needs the batch loads it; ``broadcast``: one loads it, and sends it to others.
-        stages_with_data: the stages that need batches: the first, the first and the last, or all.
-        last_stage_fields: the fields of a batch that the last stage needs; None: all.
-    """
-
-    coordinates: Mapping[str, int] = field(default_factory=dict)
-    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
-    stages: int = 1
-    share: Share = "load"
-    stages_with_data: Stages = "first"
-    last_stage_fields: tuple[str, ...] | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """True on the rank that represents the replica: it saves the state."""
-        return not any(self.coordinates.values())
-
-    @property
-    def needs_data(self) -> bool:
-        """True if this rank's stage needs batches."""
-        return self.coordinates.get("pp", 0) in self.fed_stages
-
-    @property
-    def fed_stages(self) -> tuple[int, ...]:
-        """Numbers of the stages that need batches."""
-        last = {"first": 1, "ends": 2, "all": self.stages}[self.stages_with_data]
-        return tuple(range(self.stages)) if last >= self.stages else (0, self.stages - 1)[:last]
-
-    @property
-    def reads(self) -> bool:
-        """True if this rank makes batches itself."""
-        return self.is_first if self.share == "broadcast" else self.needs_data
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.stages > 1 and self.coordinates.get("pp", 0) == self.stages - 1
-
 
 class _ActiveConfig:
     """Descriptor of ``WorkerConfig.active_worker_config``, for the class and its instances."""
 
     def __get__(self, _: Any, owner: Any) -> WorkerConfig | None:
         return ACTIVE_CONFIG.get() or owner._activated or owner._asked
-
-
-class RankMesh(Protocol):
-    """A mesh that has torch's with the same axes, or None if there is one rank, such as the trainer's."""
-
-    @property
-    def device_mesh(self) -> DeviceMesh | None: ...
 
 
 @dataclass(slots=True)

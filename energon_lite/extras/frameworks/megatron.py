@@ -13,7 +13,8 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.savable_loader import SavableDataLoader, State
 from energon_lite.loading.saved_states import read_state_files
-from energon_lite.worker_config import Replica, Stages, WorkerConfig
+from energon_lite.replica import Replica, Stages
+from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["DataIterator", "data_iterators", "worker_config"]
 

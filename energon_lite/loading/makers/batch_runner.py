@@ -19,7 +19,8 @@ from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import Rows, batch_of_rows, columns_of, has_default_hooks, in_order
-from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner, UnseededDraw
+from energon_lite.loading.makers.hook_steps import UnseededDraw
+from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner
 from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.outcomes import (
     Address,

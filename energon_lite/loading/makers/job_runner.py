@@ -8,12 +8,12 @@ parts), each sample is read by itself, so that an error is reported for the samp
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.batching.collate import rows_like
-from energon_lite.errors import FatalSampleError, SampleError, SkipSample
+from energon_lite.errors import SampleError
 from energon_lite.hooks import (
     HookContext,
     Hooks,
@@ -21,24 +21,14 @@ from energon_lite.hooks import (
     always_seeded,
     cook_function,
     is_overridden,
-    own_hooks,
     returns_its_argument,
-    running_context,
-    seeded_hooks,
 )
 from energon_lite.loading.makers.columns import Rows, columns_of
 from energon_lite.loading.makers.hook_errors import (
-    FATAL,
     NEVER_A_RESULT,
-    as_infrastructure_error,
-    failure_of,
-    hook_traceback,
-    note_where,
-    returned_nothing,
-    sources_of,
-    wrong_result,
 )
-from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
+from energon_lite.loading.makers.hook_steps import HookSteps
+from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
 from energon_lite.loading.makers.sample_store import ReadSample, StoredSample
@@ -49,7 +39,7 @@ from energon_lite.worker_config import ErrorHandler
 if TYPE_CHECKING:
     from energon_lite.loading.makers.chunk_job import Made
 
-__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner", "UnseededDraw"]
+__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
 
 #: Randomness of the hooks of single samples.
 SAMPLE = HashDomain.SAMPLE_HOOKS.value
@@ -59,11 +49,7 @@ _REPLACEMENT = HashDomain.REPLACEMENT.value
 READ_TOGETHER = 1 << 28
 
 
-class UnseededDraw(Exception):
-    """A hook that ran without seeds drew from the global generators, and failed."""
-
-
-class JobRunner:
+class JobRunner(HookSteps):
     """Runner of jobs, with the way that all jobs have in common: addresses -> fetch -> rows -> hooks. A subclass makes
     the result of a job of the samples.
 
@@ -91,15 +77,10 @@ class JobRunner:
         seed: int,
         error_handler: ErrorHandler | None = None,
     ):
-        self.leaves = leaves
-        self.encoder = encoder
+        super().__init__(leaves, encoder, error_handler)
         self.hooks = hooks
         self.seed = seed
-        self.error_handler = error_handler
-        self.services = Services()
         self._cook = cook_function(encoder)
-        self._own = own_hooks(encoder)
-        self.seeded_hooks = seeded_hooks(encoder)
         self.sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
@@ -350,19 +331,7 @@ class JobRunner:
             sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
 
-    # -- observers ------------------------------------------------------------------------------------------------
-
-    def tell(self, stage: str, leaf: str, key: str) -> None:
-        """Notify the observers that a step is about to begin."""
-        for observer in self.services.observers:
-            observer.step(stage, leaf, key)
-
-    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
-        """Notify the observers that the batch of these samples is made; return the trace of the first that has one."""
-        traces = [observer.end(addresses) for observer in self.services.observers]
-        return next((trace for trace in traces if trace is not None), None)
-
-    # -- steps ----------------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------------------------
 
     def empty_batch(self, like: Any, rows: int, context: HookContext, *origin: int) -> Any:
         """Return the encoder's empty batch, made of a batch of ``rows`` rows; ``origin`` seeds its random numbers."""
@@ -372,92 +341,3 @@ class JobRunner:
         if not is_overridden(self.encoder, "empty_batch"):
             rows = rows_like(like, rows, type(self.encoder).__name__)
         return self.encoder.empty_batch(like, rows)
-
-    def guarded(
-        self,
-        stage: str,
-        leaf: str,
-        key: str | SampleNames | Sequence[Address],
-        subject: Any,
-        step: Callable[..., Any],
-        *arguments: Any,
-    ) -> Any:
-        """Run one step.
-
-        Args:
-            stage, leaf, key: see :class:`~energon_lite.loading.makers.observers.Observer`. In place of the key, the
-                addresses of samples, from which the key is made if it is needed.
-            subject: argument for the user's error handler if the step fails.
-
-        Raises:
-            Rejected: the step raised an error that fails the sample.
-            FatalSampleError: the step raised an error that ends the iteration, or returned a value that no hook may.
-        """
-        try:
-            if self.services.observers:
-                self.tell(stage, leaf, key if isinstance(key, str) else f"{self.names(key):short}")
-            if stage in self.seeded_hooks and (context := running_context()) is not None:
-                context.seed_globals()
-            value = step(*arguments)
-            if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
-                self._check(value, stage, self._whose(key, leaf), arguments)
-            return value
-        except Exception as error:
-            raise self._rejected(error, stage, leaf, key, subject)  # noqa: B904  # it has a cause, or none on purpose
-
-    def _rejected(
-        self, error: Exception, stage: str, leaf: str, key: str | SampleNames | Sequence[Address], subject: Any
-    ) -> Rejected:
-        """Return the outcome of a step that raised an error, and report it; see :meth:`guarded`.
-
-        Raises:
-            FatalSampleError: the error ends the iteration.
-            UnseededDraw: the hooks have to run again with seeds, so the error counts for nothing.
-        """
-        context = running_context()
-        if context is not None and context.lacks_seeds:
-            raise UnseededDraw from None
-        if isinstance(error, SkipSample):
-            rejected = Rejected(Failure(leaf, f"{self.names(key)}", stage, str(error) or "SkipSample", skipped=True))
-            rejected.__cause__ = None  # nor is its context shown
-            return rejected
-        if isinstance(error, (StopIteration, StopAsyncIteration)):  # a generator would turn it into another error
-            raise FatalSampleError(
-                f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
-                fix="an iterator was exhausted: give next() a default, or catch this; SkipSample leaves a sample out",
-                details=hook_traceback(error),
-            ) from None
-        if isinstance(error, FATAL):
-            note_where(error, stage, self._whose(key, leaf))
-            raise error
-        if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
-            raise end from (None if end.details else error)
-        if self.error_handler is not None:
-            sources = sources_of(subject)
-            self.error_handler(error, subject, None if sources is None else list(sources))
-        failure = failure_of(error, stage, leaf, f"{self.names(key)}")
-        if self.services.failures is not None:
-            self.services.failures.tell(failure)
-        rejected = Rejected(failure)
-        rejected.__cause__ = error
-        return rejected
-
-    def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
-        """Return the name of samples in messages."""
-        if isinstance(key, (str, SampleNames)):
-            return key
-        return SampleNames(f"{len(key)} samples", key, self.leaves)
-
-    def _whose(self, key: str | SampleNames | Sequence[Address], leaf: str) -> str:
-        return f"{self.names(key)}" if leaf == "*" else f"{self.names(key)} of {leaf}"
-
-    def _check(self, value: Any, stage: str, whose: str, arguments: Sequence[Any]) -> None:
-        """Refuse a value that no hook may return."""
-        if stage not in self._own:
-            return
-        is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
-        function = arguments[1].cook if is_cooker else getattr(self.encoder, stage)
-        if value is None:
-            raise returned_nothing(stage, function, whose=whose)
-        if (error := wrong_result(value, stage, function, whose)) is not None:
-            raise error
