@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.parallel import collectives
@@ -347,3 +348,11 @@ def gradients_of_assumed(buckets: Iterable[Bucket]) -> dict[str, Tensor]:
                 start = slot.start + shard.start - bucket.owned.start
                 gradients[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
     return gradients
+
+
+def gradient_norm(buckets: Iterable[Bucket], mesh: ParallelMesh) -> Tensor:
+    """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
+    square = sum_of_squares([bucket.owned.grad for bucket in buckets if bucket.kind.counts_here], mesh.device)
+    if mesh.world_size > 1:
+        dist.all_reduce(square)
+    return square.sqrt()

@@ -37,7 +37,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, plan_buckets
-from energon_lite.trainer.optimizer.buckets import Bucket, check_memory, gradients_of_assumed, sum_of_squares, sum_partial
+from energon_lite.trainer.optimizer.buckets import (
+    Bucket,
+    check_memory,
+    gradient_norm,
+    gradients_of_assumed,
+    sum_partial,
+)
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, join_weights, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
@@ -225,7 +231,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._buckets], self.mesh)
         if self._first_step:
             check_copies(gradients_of_assumed(self._queue), self.mesh, "gradients")
-        norm = self._norm()
+        norm = gradient_norm(self._buckets, self.mesh)
         scale, skip = self._judge(norm, leave_out)
         rules, shared = {}, dict[Any, Any]()
         for rule, group in zip(self._rules, self.param_groups, strict=False):
@@ -337,14 +343,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
             largest = max(other.values.numel() for other in self._queue if other.kind.grad_dtype == dtype)
             self._free[dtype].append(torch.empty(largest, dtype=dtype, device=bucket.values.device))
         return bucket.plan.clear_padding(self._free[dtype].pop())
-
-    def _norm(self) -> Tensor:
-        """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
-        counted = [bucket.owned.grad for bucket in self._buckets if bucket.kind.counts_here]
-        square = sum_of_squares(counted, self.mesh.device)
-        if self.mesh.world_size > 1:
-            dist.all_reduce(square)
-        return square.sqrt()
 
     def _judge(self, norm: Tensor, leave_out: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """Return the clipping factor, and 1 if the update is left out, else 0; count the update if it is made."""
