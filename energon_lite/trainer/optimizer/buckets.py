@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.parallel import collectives
@@ -323,3 +324,35 @@ def sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         norms += torch._foreach_norm(alike, 2, dtype=torch.promote_types(dtype, torch.float32))
     return torch.stack([norm.double() for norm in norms]).square().sum()
+
+
+def check_memory(places: Mapping[nn.Parameter, tuple[Bucket, Slot]]) -> None:
+    """Refuse parameters whose memory has moved out of their buckets.
+
+    Raises:
+        UsageError: the model was moved or converted.
+    """
+    for p, (bucket, slot) in places.items():
+        there = bucket.values.data_ptr() + slot.start * bucket.values.itemsize
+        if local_tensor(p).data_ptr() != there and slot.start < slot.stop:
+            what = f"{slot.name} was moved after the optimizer was made, which cannot train it any more"
+            raise UsageError(what, fix="call model.to(), .half() or flatten_parameters() before that")
+
+
+def gradients_of_assumed(buckets: Iterable[Bucket]) -> dict[str, Tensor]:
+    """Return this rank's slices of the gradients of parameters that are assumed to be copies on all ranks, by name."""
+    gradients = {}
+    for bucket in buckets:
+        for slot in bucket.slots if layout_of(bucket.slots[0].parameter).sharded_dim is None else ():
+            if layout_of(slot.parameter).assumed and (shard := bucket.owned.shard(slot)):
+                start = slot.start + shard.start - bucket.owned.start
+                gradients[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
+    return gradients
+
+
+def gradient_norm(buckets: Iterable[Bucket], mesh: ParallelMesh) -> Tensor:
+    """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
+    square = sum_of_squares([bucket.owned.grad for bucket in buckets if bucket.kind.counts_here], mesh.device)
+    if mesh.world_size > 1:
+        dist.all_reduce(square)
+    return square.sqrt()

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,13 +37,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, plan_buckets
-from energon_lite.trainer.optimizer.buckets import Bucket, sum_of_squares, sum_partial
+from energon_lite.trainer.optimizer.buckets import (
+    Bucket,
+    check_memory,
+    gradient_norm,
+    gradients_of_assumed,
+    sum_partial,
+)
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
-from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
+from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, join_weights, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
-from energon_lite.trainer.parallel.parameters import adopt_module, check_copies, layout_of, local_tensor
+from energon_lite.trainer.parallel.parameters import adopt_module, check_copies
 from energon_lite.trainer.parallel.shards import Shard
 
 #: Reductions in flight before the oldest is waited for and its memory reused.
@@ -113,7 +118,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
         self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
-        self._joined = [module for module in model.modules() if hasattr(module, "joinable") and self._join(module)]
+        self._joined = join_weights(model, self._at, self._take_grad)
 
     def begin_step(self, micro_batches: int) -> None:
         """Announce the number of micro-batches of the next :meth:`step`, equal on all data-parallel ranks.
@@ -214,7 +219,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         rounds = self._rounds
         if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
             raise UsageError(f"{wrong.pop()} of {rounds.promised} micro-batches ended", fix="end empty ones too")
-        self._check_memory()
+        check_memory(self._at)
         self.wait_parameters()
         self._advance(rounds.count)
         # Parameters may have several gradients per micro-batch; the first step counts them, and so reduces at its end.
@@ -225,8 +230,8 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
             self._collect()
         sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._buckets], self.mesh)
         if self._first_step:
-            self._check_copies()
-        norm = self._norm()
+            check_copies(gradients_of_assumed(self._queue), self.mesh, "gradients")
+        norm = gradient_norm(self._buckets, self.mesh)
         scale, skip = self._judge(norm, leave_out)
         rules, shared = {}, dict[Any, Any]()
         for rule, group in zip(self._rules, self.param_groups, strict=False):
@@ -266,25 +271,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self._unhook()
         for module in self._joined:
             module.joined = None  # type: ignore[assignment]
-
-    def _join(self, module: Any) -> bool:
-        """Give a module that multiplies by several parameters at once a view of them, if they lie side by side."""
-        places = [self._at[p] for p in module.joinable() if p in self._at]
-        slots = [slot for _, slot in places]
-        apart = any(one.stop != other.start for one, other in pairwise(slots))
-        if apart or len(slots) != len(module.joinable()) or len({bucket for bucket, _ in places}) != 1:
-            return False
-        joined = places[0][0].values[slots[0].start : slots[-1].stop].view(-1, slots[0].parameter.shape[1]).detach()
-
-        def take(whole: Tensor) -> None:
-            grad, whole.grad = whole.grad, None
-            assert grad is not None
-            for slot, part in zip(slots, grad.split([len(slot.parameter) for slot in slots]), strict=True):
-                self._take_grad(slot.parameter, part)
-
-        module.joined = joined.requires_grad_()
-        module.joined.register_post_accumulate_grad_hook(take)
-        return True
 
     # -- gradients: from autograd into buckets, from buckets into slices ---------------------------------------------
 
@@ -358,14 +344,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
             self._free[dtype].append(torch.empty(largest, dtype=dtype, device=bucket.values.device))
         return bucket.plan.clear_padding(self._free[dtype].pop())
 
-    def _norm(self) -> Tensor:
-        """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
-        counted = [bucket.owned.grad for bucket in self._buckets if bucket.kind.counts_here]
-        square = sum_of_squares(counted, self.mesh.device)
-        if self.mesh.world_size > 1:
-            dist.all_reduce(square)
-        return square.sqrt()
-
     def _judge(self, norm: Tensor, leave_out: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """Return the clipping factor, and 1 if the update is left out, else 0; count the update if it is made."""
         good = norm.isfinite() if leave_out is None else norm.isfinite() & ~leave_out
@@ -392,23 +370,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         ]
         plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
         return [Bucket(plan, kind, self.mesh, self.config) for kind, plan in plans]
-
-    def _check_memory(self) -> None:
-        for p, (bucket, slot) in self._at.items():
-            there = bucket.values.data_ptr() + slot.start * bucket.values.itemsize
-            if local_tensor(p).data_ptr() != there and slot.start < slot.stop:
-                what = f"{slot.name} was moved after the optimizer was made, which cannot train it any more"
-                raise UsageError(what, fix="call model.to(), .half() or flatten_parameters() before that")
-
-    def _check_copies(self) -> None:
-        """Check by first-step gradients that parameters without a layout are copies on tensor-parallel ranks."""
-        gradients = {}
-        for bucket in self._queue:
-            for slot in bucket.slots if layout_of(bucket.slots[0].parameter).sharded_dim is None else ():
-                if layout_of(slot.parameter).assumed and (shard := bucket.owned.shard(slot)):
-                    start = slot.start + shard.start - bucket.owned.start
-                    gradients[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
-        check_copies(gradients, self.mesh, "gradients")
 
     def _learn(self, seen: FirstStep) -> None:
         """Adopt the order and the counts of gradients that the first step has shown."""
