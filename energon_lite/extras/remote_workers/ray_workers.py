@@ -48,7 +48,7 @@ def open_pool(request: PoolRequest) -> MixedPool:
     try:
         import ray  # noqa: F401
     except ImportError:
-        raise UsageError("workers of Ray, which is not installed", fix="pip install ray") from None
+        raise UsageError("workers of Ray, which is not installed", fix="pip install 'energon-lite[ray]'") from None
     described = request.described
     if isinstance(described, str):
         described = RayWorkers(address=described if described != "ray" else None)

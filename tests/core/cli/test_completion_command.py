@@ -24,4 +24,4 @@ def test_what_the_script_asks_for() -> None:
     asked = {"_ENERGON_LITE_COMPLETE": "bash_complete", "COMP_WORDS": "energon-lite l", "COMP_CWORD": "1"}
     program = "from energon_lite.cli.main import main; main(prog_name='energon-lite')"
     done = subprocess.run([sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True)
-    assert done.stdout.split() == ["plain,lint", "plain,layout"]
+    assert done.stdout.split() == ["plain,lint"]

@@ -198,6 +198,7 @@ def spoil_mask(trainer: Trainer, number: int, value: float) -> None:
         taken = take(batches)
         if number in trainer.data.last_step.numbers and trainer.mesh.global_rank == trainer.mesh.world_size - 1:
             taken[0].loss_mask[0, 0] = value  # type: ignore[union-attr]
+            taken[0].counted = float(taken[0].loss_mask.sum())  # type: ignore[union-attr]  # as the loader does
         return taken
 
     trainer.data.take_step = spoilt  # type: ignore[method-assign]
@@ -235,6 +236,7 @@ def test_a_loss_mask_of_a_validation_set_that_is_not_finite_is_an_error_too(
         with Trainer(make_config(blend, tmp_path / "run", eval_every=1)) as trainer:
             batches = [batch for _, batches in trainer.data.validation() for batch in batches]
             batches[0].loss_mask[0, 0] = math.nan  # type: ignore[union-attr]
+            batches[0].counted = float(batches[0].loss_mask.sum())  # type: ignore[union-attr]
             with pytest.raises(NonFiniteError) as caught:
                 evaluate_each(trainer.model, [("books", batches)], trainer.mesh)
             return str(caught.value)

@@ -99,7 +99,7 @@ def test_what_was_read_and_how_long_it_took(leaf_of: Any, workers: int) -> None:
     json.dumps(stats)
     # 3 or 4 bytes of each sample; workers are at most some batches further.
     assert 3 * 30 <= stats["bytes_read"] <= 4 * (30 + 2 * 2 * 5)
-    assert stats["cache"] == {"memory_hits": 0, "folder_hits": 0, "requests": 0}
+    assert stats["cache"] == {"memory_hits": 0, "folder_hits": 0, "stored_samples": 0, "requests": 0}
     seconds = stats["stage_seconds"]
     assert seconds.keys() == {"read", "decode", "hooks", "batch", "other", "transfer"}
     assert seconds["hooks"] >= 15 * 2 * 1e-2 and seconds["read"] > 0 and seconds["decode"] > 0
