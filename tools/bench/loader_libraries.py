@@ -320,11 +320,11 @@ def own_processes() -> set[int]:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and its descendants, in the system and outside."""
+    """Processor time of this process and its descendants, ended ones included, in the system and outside."""
     ticks = 0
     for process in own_processes():
         with suppress(OSError):
-            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
