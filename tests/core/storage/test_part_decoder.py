@@ -70,6 +70,7 @@ def test_what_is_streamed_and_checked(table: dict[str, Decoder]) -> None:
     table["reversed"] = Decoder(f"{__name__}:decoder", ("rev",))
     parts = ("a.rev", "txt", "REV")
     assert SampleDecoder(stream_above=7).streamed(parts) == StreamedParts(frozenset(["a.rev", "REV"]), 7)
+    assert SampleDecoder(stream_above=None).streamed(parts) is None
     assert SampleDecoder(handlers={"rev": len}).streamed(["a.rev"]) is None
     with pytest.raises(UsageError, match=r"rev\.gz needs a mirror") as error:
         SampleDecoder().check_parts(["rev.gz"], "here")
