@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _BEAT = 0.15
 #: Bytes of answers that wait to be sent, at most, unless there is one only.
 _WAITING = 64 << 20
-#: Seconds of each step of TLS in a handshake, at most.
+#: Seconds of each step of TLS in a handshake, and for the end of a worker that was killed, at most.
 _PATIENCE = 5.0
 #: Seconds that a restart of a worker is delayed if workers end at once.
 _CALM = 0.05
@@ -150,7 +150,7 @@ class JobServer:
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
-            process.join()
+            process.join(_PATIENCE)  # one that waits for the system does not end
         self._processes.clear()
 
     def __enter__(self) -> JobServer:

@@ -62,7 +62,8 @@ class JobRunner(HookSteps):
 
     Attributes:
         services: objects of the loader: observers, the log of failures, the cache.
-        sample_hooks: names and functions of the hooks that single samples go through.
+        sample_hooks: names and functions of the hooks that single samples go through, and whether they need the global
+            generators seeded.
         samples_draw: they draw from the global generators, and are seeded; None: it is unknown if they draw.
         largest: largest mean bytes of shard per sample over all leaves.
         reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
@@ -82,7 +83,9 @@ class JobRunner(HookSteps):
         self.seed = seed
         self._cook = cook_function(encoder)
         self.sample_hooks = [
-            (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
+            (name, getattr(encoder, name), name in self.seeded_hooks)
+            for name in hooks.sample
+            if not returns_its_argument(encoder, name)
         ]
         self._always_seeded = always_seeded(encoder)
         self.samples_draw = self.may_draw("cook_crude_sample", *hooks.sample)
@@ -126,7 +129,6 @@ class JobRunner(HookSteps):
             attempt: 0: the samples themselves; k: the k-th replacement for each.
             batch_index: index of the micro-batch of the samples, if it is known.
         """
-        hooks = [(name, function, context.seeds and name in self.seeded_hooks) for name, function in self.sample_hooks]
         services = self.services
         is_plain = self.hooks.batched and not services.observers and services.store is None
         for address, rows, at in self.read(addresses, attempt):
@@ -143,18 +145,10 @@ class JobRunner(HookSteps):
             if sample is None or rows.columns is None:
                 yield self.made(rows, at, address, key, context, batch_index, is_tried=True)
                 continue
-            name = rows.columns.keys[at]
-            stage = ""
             try:
-                for stage, function, seeded in hooks:
-                    if seeded:
-                        context.seed_globals()
-                    value = function(sample)
-                    if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
-                        self._check(value, stage, self._whose(name, leaf.name), (sample,))
-                    sample = value
-            except Exception as error:
-                sample = self._rejected(error, stage, leaf.name, name, sample)
+                sample = self.hooked(sample, rows.columns.keys[at], leaf.name, context)
+            except Rejected as rejected:
+                sample = rejected
             yield sample
 
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
@@ -281,7 +275,12 @@ class JobRunner(HookSteps):
                 sample = rows.value
                 set_restore_key(sample, key)
             else:
-                sample = self._hooked(rows, at, key, is_tried=is_tried)
+                tried = None if is_tried or self.services.observers else rows.sample(at, key)
+                if tried is None or rows.columns is None:
+                    name, sample = self.load(rows, at, key, is_tried=is_tried or not self.services.observers)
+                else:
+                    name, sample = rows.columns.keys[at], tried
+                sample = self.hooked(sample, name, leaf.name, context)
                 if self.services.store is not None:
                     self.services.store.add((address[0], index, epoch), sample, key, context)
             if not self.hooks.batched:
@@ -294,15 +293,31 @@ class JobRunner(HookSteps):
         except Rejected as rejected:
             return rejected
 
-    def _hooked(self, rows: Rows, at: int, key: tuple[Any, ...], *, is_tried: bool) -> Any:
-        """Return the sample at an index of ``rows``, after the sample hooks."""
-        sample = None if is_tried or self.services.observers else rows.sample(at, key)
-        if sample is None or rows.columns is None:
-            name, sample = self.load(rows, at, key, is_tried=is_tried or not self.services.observers)
-        else:
-            name = rows.columns.keys[at]
-        for hook, function in self.sample_hooks:
-            sample = self.guarded(hook, rows.leaf.name, name, sample, function, sample)
+    def hooked(self, sample: Any, name: str, leaf: str, context: HookContext) -> Any:
+        """Return a sample after the hooks of single samples: :meth:`guarded` for each, with one guard for all of them.
+
+        Args:
+            sample: the sample.
+            name, leaf: its name, and that of its data set.
+            context: the running context.
+
+        Raises:
+            Rejected, FatalSampleError: as :meth:`guarded`.
+        """
+        observers = self.services.observers
+        stage = ""
+        try:
+            for stage, function, is_seeded in self.sample_hooks:
+                if observers:
+                    self.tell(stage, leaf, name)
+                if is_seeded:
+                    context.seed_globals()
+                value = function(sample)
+                if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                    self._check(value, stage, self._whose(name, leaf), (sample,))
+                sample = value
+        except Exception as error:
+            raise self._rejected(error, stage, leaf, name, sample)  # noqa: B904  # as in guarded
         return sample
 
     def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
