@@ -310,7 +310,7 @@ class JobRunner(HookSteps):
             for stage, function, is_seeded in self.sample_hooks:
                 if observers:
                     self.tell(stage, leaf, name)
-                if is_seeded:
+                if is_seeded and context.seeds:
                     context.seed_globals()
                 value = function(sample)
                 if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
