@@ -181,6 +181,24 @@ class Misspells(TaskEncoder):
         return _raises(sample) if sample.text.endswith("3") else sample
 
 
+class Late(TaskEncoder):
+    """Misspells a name after some batches of samples whose bytes are not decoded: nothing else slows them down."""
+
+    decoder = None
+    seen = 0
+
+    def encode_sample(self, sample: Any) -> Any:
+        self.seen += 1
+        return sample if self.seen < 20 else _misspells(sample)
+
+
+def test_an_error_in_samples_that_are_made_fast_comes_in_the_users_frames(leaf_of: Any) -> None:
+    text = _shown(_end(_loader(leaf_of(300), Late())))
+    line = f'{__file__}", line {inspect.getsourcelines(_misspells)[1] + 1}, in _misspells'
+    assert "name 'lenght' is not defined" in text and line in text
+    assert len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
+
+
 @pytest.mark.parametrize("way", ["misspells", "has no more"])
 def test_an_error_that_ends_the_run_comes_out_of_a_worker_in_the_users_frames(leaf_of: Any, way: str) -> None:
     does, _, said = RAISES[way]
