@@ -182,7 +182,7 @@ class Misspells(TaskEncoder):
 
 
 class Late(TaskEncoder):
-    """Misspells a name after some batches of samples whose bytes are not decoded: nothing else slows them down."""
+    """Misspells a name after some samples, whose bytes are not decoded."""
 
     decoder = None
     seen = 0
@@ -193,7 +193,7 @@ class Late(TaskEncoder):
 
 
 def test_an_error_in_samples_that_are_made_fast_comes_in_the_users_frames(leaf_of: Any) -> None:
-    text = _shown(_end(_loader(leaf_of(300), Late())))
+    text = _shown(_end(_loader(leaf_of(300), Late(), batch_size=30)))
     line = f'{__file__}", line {inspect.getsourcelines(_misspells)[1] + 1}, in _misspells'
     assert "name 'lenght' is not defined" in text and line in text
     assert len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
