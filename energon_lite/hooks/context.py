@@ -50,7 +50,8 @@ class HookContext:
     """
 
     __slots__ = (
-        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config", "_unchanged"),
+        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_unchanged"),
+        *("_token", "_token_of_config"),
         *("asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
