@@ -340,7 +340,7 @@ def _guests() -> tuple[ModuleType, ...]:
 def _names() -> Iterator[str]:
     if find_spec(_FOLDERS) is not None:
         for folder in pkgutil.iter_modules(import_module(_FOLDERS).__path__, f"{_FOLDERS}."):
-            if find_spec(f"{folder.name}.entry_points") is not None:
+            if folder.ispkg and find_spec(f"{folder.name}.entry_points") is not None:
                 yield f"{folder.name}.entry_points"
     if find_spec(_TRAINER) is not None:
         yield f"{_TRAINER}.entry_points"
