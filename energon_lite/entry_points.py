@@ -229,8 +229,8 @@ def metadataset_keys() -> dict[str, str]:
     """Return the objects of guests for the keys of metadatasets, by key.
 
     Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
-    :mod:`energon_lite.loading.makers.metadataset_keys`; ``weight`` is a
-    :class:`~energon_lite.loading.blend_weights.ScheduleGuest`.
+    :mod:`energon_lite.loading.metadataset_keys`; ``weight`` is a
+    :class:`~energon_lite.loading.metadataset_keys.ScheduleGuest`.
     """
     return _merged("METADATASET_KEYS")
 

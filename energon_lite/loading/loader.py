@@ -34,8 +34,8 @@ from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_
 from energon_lite.loading.iterators.planned_iterator import iterator_class
 from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.hook_errors import hide_own_frames
+from energon_lite.loading.makers.observers import SampleStore
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.sample_store import SampleStore
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 

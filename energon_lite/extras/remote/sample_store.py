@@ -29,8 +29,8 @@ from energon_lite.hooks import (
     returns_its_argument,
 )
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
-from energon_lite.loading.makers.sample_store import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
