@@ -111,6 +111,9 @@ class PrepareDialogue(Protocol):
         """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
         needs, by name."""
 
+    def begin_loader(self, scan: DatasetScan, sample_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the document of samples whose fields a file of code defines, and templates of the files, by name."""
+
     def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
         """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
 

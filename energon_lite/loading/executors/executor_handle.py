@@ -157,7 +157,7 @@ class ExecutorHandle:
         self._open = None if request is None else partial(_pool_of(request.described), request)
         self._has_pool = bool(num_workers) or request is not None
         if num_workers and options.start_method == "thread":
-            from energon_lite.loading.executors.thread_worker import check_threads
+            from energon_lite.loading.executors.worker_handle import check_threads
 
             check_threads(runner)
         if not self._has_pool and options.trace:

@@ -46,8 +46,7 @@ class TestWithoutQuestions:
         monkeypatch.setattr(prepare_report, "storage_guests", dict)
         assert "--non-interactive needs --split-ratio" in run(data)[1]
         code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "TextSample")
-        assert code == 0 and "without code" not in output.lower() and "Sample 0" not in output
-        assert document(data)["sample_loader"] == "sample_loader.py:sample_loader"  # type: ignore[index]
+        assert code == 1 and "TextSample needs a field map" in output and "Sample 0" not in output
 
     def test_splits_by_pattern(self, data: Path) -> None:
         code, output = run(
