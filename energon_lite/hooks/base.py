@@ -39,20 +39,6 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.stores.lazy import CachePool
 
-__all__ = [
-    *(
-        "AugmentTaskEncoder",
-        "BatchT",
-        "DefaultTaskEncoder",
-        "EncodedT",
-        "PackedSamplesOutput",
-        "RawBatchT",
-        "SampleT",
-        "TaskEncoder",
-    ),
-    *("fields_of", "fill"),
-]
-
 T = TypeVar("T")
 SampleT = TypeVar("SampleT", default=Any)
 EncodedT = TypeVar("EncodedT", default=Any)

@@ -14,8 +14,6 @@ from energon_lite.hooks.stateless import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores.file_store import PrimaryFileStore
 
-__all__ = ["Cooker", "basic_sample_keys", "cook_function", "cooker", "given_stores", "places", "required", "takes"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
