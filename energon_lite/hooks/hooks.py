@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energon_lite.hooks.stateless import asks_for_seeds, failure_tolerance_of, restores_seeds
+from energon_lite.hooks.marks import asks_for_seeds, failure_tolerance_of, restores_seeds
 
 #: All hooks that process samples, in the order in which they run.
 HOOK_ORDER = (
