@@ -33,35 +33,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon_lite.errors import ConfigError, UsageError, did_you_mean
 
-__all__ = [
-    "ColumnOption",
-    "Columns",
-    "Command",
-    "Decoder",
-    "PrepareStep",
-    "RemoteWorkers",
-    "SourceFormat",
-    "batch_paths",
-    "blend_openers",
-    "columns",
-    "commands",
-    "cost_models",
-    "decoders",
-    "find_named",
-    "keyword_guests",
-    "load",
-    "metadataset_guest",
-    "metadataset_keys",
-    "observers",
-    "prepare_steps",
-    "source_formats",
-    "state_readers",
-    "storage_guest",
-    "storage_guests",
-    "workers",
-]
-
-
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
 _TRAINER = "energon_lite.trainer"

@@ -27,8 +27,6 @@ from energon_lite.storage.index.nv_meta import INFO_JSON, is_jsonl, meta_path, r
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import source_opener
 
-__all__ = ["command"]
-
 #: The splits for validation.
 _READ_ONCE = ("val", "test")
 _VALIDATION = """
