@@ -365,6 +365,7 @@ class LeafTable(MadeOnAccess[Leaf]):
         return replace(leaf, key=int(self.keys[number]))
 
 
+@dataclass(frozen=True, eq=False)
 class LeafIdentities(MadeOnAccess[LeafIdentity]):
     """Identities of the leaves of a table, made on request.
 
@@ -373,27 +374,26 @@ class LeafIdentities(MadeOnAccess[LeafIdentity]):
         settings: returns the settings of a leaf, by its number.
     """
 
-    def __init__(self, specs: LeafRecords, facts: LeafFacts, settings: Callable[[int], tuple[Any, ...]]):
-        self._specs = specs
-        self._facts = facts
-        self._settings = settings
+    specs: LeafRecords
+    facts: LeafFacts
+    settings: Callable[[int], tuple[Any, ...]]
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self.specs)
 
     @property
     def samples(self) -> int:
         """Number of samples of all leaves together."""
-        return int(self._facts.lengths.sum())
+        return int(self.facts.lengths.sum())
 
     def element(self, number: int) -> LeafIdentity:
-        return self._of(self._specs.path(number), number)
+        return self._of(self.specs.path(number), number)
 
     def __iter__(self) -> Iterator[LeafIdentity]:
-        return map(self._of, self._specs.paths(), range(len(self)))
+        return map(self._of, self.specs.paths(), range(len(self)))
 
     def _of(self, path: str, number: int) -> LeafIdentity:
-        return replace(self._facts.identity(path, number), settings=self._settings(number))
+        return replace(self.facts.identity(path, number), settings=self.settings(number))
 
 
 def _from_hex(texts: Sequence[str]) -> NDArray[np.uint8]:

@@ -15,10 +15,12 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
@@ -136,21 +138,17 @@ def _no_match(primary: WebdatasetSource, other: WebdatasetSource, key: str, miss
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
 class SampleKeys:
     """The keys of some samples of an index, as hashes.
 
     Args:
         index: the packed index.
         samples: their numbers over all shards of the data set, in the order of the match.
-
-    Attributes:
-        hashes: ``[2, n]``, two hashes of each key.
     """
 
-    def __init__(self, index: PackedIndex, samples: Int64):
-        self.index = index
-        self.samples = samples
-        self.hashes = hash_keys(index, samples, words=2)
+    index: PackedIndex
+    samples: Int64
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -162,6 +160,11 @@ class SampleKeys:
     def twice(self) -> list[str]:
         """Keys that appear more than once; at most some of them."""
         return sorted({name for name, count in Counter(map(self.key, self._alike)).items() if count > 1})
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Two hashes of each key, ``[2, n]``."""
+        return hash_keys(self.index, self.samples, words=2)
 
     @cached_property
     def order(self) -> Int64:

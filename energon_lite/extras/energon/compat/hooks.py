@@ -97,6 +97,7 @@ _log = logging.getLogger(__name__)
 SYSTEM_EXCEPTIONS = (*FATAL, MemoryError, ReferenceError)
 
 
+@dataclasses.dataclass
 class ErrorContext:
     """Counter of consecutive failures of one processing step.
 
@@ -106,11 +107,10 @@ class ErrorContext:
         tolerance: number of consecutive failures that end the iteration; 0 for no limit.
     """
 
-    def __init__(self, name: str, handler: Callable[..., None] | None, tolerance: int = 100):
-        self.name = name
-        self.handler = handler
-        self.tolerance = tolerance
-        self._failures = 0
+    name: str
+    handler: Callable[..., None] | None
+    tolerance: int = 100
+    _failures: int = dataclasses.field(default=0, init=False)
 
     def reset(self) -> None:
         """Reset the counter."""
