@@ -41,9 +41,6 @@ from energon_lite.storage.tar.members import Member, MemberColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders, is_header
 from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file
 
-__all__ = ["SampleExaminer", "ShardState", "examine_shard"]
-
-
 #: ``(kind, description, whether it is only a note)`` of a problem.
 Finding = tuple[str, str, bool]
 

@@ -29,8 +29,6 @@ from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["command"]
-
 #: The splits that are examined by default.
 _PARTS = "train,val,test"
 

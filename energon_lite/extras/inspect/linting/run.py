@@ -18,8 +18,6 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table
 
-__all__ = ["LintReport", "lint", "spans_of"]
-
 #: Samples in a span: the work that each process repeats, at most, after a kill.
 SPAN = 512
 #: Largest number of result files, apart from one per shard: large data sets have longer spans.

@@ -34,8 +34,6 @@ from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["Findings", "LintWork", "Problem", "Span", "Target"]
-
 
 @dataclass(frozen=True)
 class Problem:

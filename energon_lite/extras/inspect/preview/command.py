@@ -19,9 +19,6 @@ from energon_lite.extras.inspect.preview.steps import Place
 from energon_lite.extras.inspect.preview.terminal import show_place, show_samples
 from energon_lite.hooks import TaskEncoder
 
-__all__ = ["command", "in_terminal"]
-
-
 _PARTS = "train,val,test"
 _COUNT = click.IntRange(min=1)
 _FROM_0 = click.IntRange(min=0)

@@ -16,23 +16,6 @@ import numpy as np
 
 from energon_lite.errors import counted
 
-__all__ = [
-    "COLOURS",
-    "Child",
-    "Markup",
-    "colour_of",
-    "document",
-    "dot",
-    "element",
-    "histogram",
-    "joined",
-    "linked",
-    "raw",
-    "segments_bar",
-    "share_bar",
-    "url_path",
-]
-
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "source", "wbr"})
 #: Characters that HTML forbids, lone surrogates among them. Newlines and tabs are allowed.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

@@ -23,29 +23,6 @@ from energon_lite.storage.read.range_stream import PartRange
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.part_decoder import MediaFile
 
-__all__ = [
-    "BROWSER_TYPES",
-    "HIDDEN",
-    "SOUND_RATE",
-    "Media",
-    "browser_type",
-    "fields_of",
-    "follow",
-    "is_film",
-    "is_sound",
-    "kind_of_type",
-    "made_media",
-    "part_bytes",
-    "part_size",
-    "pixels_of",
-    "png_of",
-    "sound_rate",
-    "stored_media",
-    "stream_of",
-    "wav_of",
-    "webm_of",
-]
-
 #: Content types that browsers show, by the extension that :func:`guess_extension` returns for the bytes.
 BROWSER_TYPES = {
     "jpg": "image/jpeg",

@@ -10,9 +10,6 @@ from energon_lite.extras.inspect.preview.element import Child, Markup, document,
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.steps import Place
 
-__all__ = ["Links", "error_page", "page", "policy"]
-
-
 #: Prefix of a name in a URL, so that a name of dots is not a parent folder.
 NAME = "="
 

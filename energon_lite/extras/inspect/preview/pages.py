@@ -15,19 +15,6 @@ from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 from energon_lite.loading.blend_weights import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
 
-__all__ = [
-    "LEAF_SAMPLES",
-    "bad_main",
-    "failure_view",
-    "leaf_label",
-    "leaf_main",
-    "overview_main",
-    "run_facts",
-    "sample_card",
-    "sample_columns",
-    "tree",
-]
-
 
 def leaf_label(run: ShownRun, links: Links, leaf: int) -> Markup:
     """Draw the name of a data set, with its colour."""

@@ -36,9 +36,6 @@ from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["Answer", "Site", "write_page"]
-
-
 _HTML = "text/html; charset=utf-8"
 #: Amount shown on a sample's own page.
 _WHOLE = Amount(200_000, None, 64)

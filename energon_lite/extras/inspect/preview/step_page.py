@@ -32,8 +32,6 @@ from energon_lite.extras.inspect.preview.steps import MicroBatch, Place, SampleM
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["coming", "step_main"]
-
 #: Number of samples of a step that are shown by default.
 _SAMPLES = 16
 #: Number of next steps that are listed.

@@ -27,8 +27,6 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 
-__all__ = ["MicroBatch", "Place", "SampleMakers", "ShownSample", "StepFinder"]
-
 #: Number of cached samples: a page requests media one by one, each a part of its sample.
 _KEPT = 48
 #: The most pixels along a side of a thumbnail, and the most bytes of a part from which one is made.

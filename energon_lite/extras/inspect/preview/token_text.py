@@ -14,8 +14,6 @@ from energon_lite.errors import counted
 from energon_lite.extras.inspect.preview.element import Markup, element
 from energon_lite.extras.inspect.preview.shown_run import Decode
 
-__all__ = ["TOKEN_FIELDS", "TokenRow", "find_tokens", "token_figure"]
-
 #: Names of fields with tokens, in order of preference.
 TOKEN_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens", "tokens.npy", "npy")
 #: Names of fields with labels, and with loss masks.

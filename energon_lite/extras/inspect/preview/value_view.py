@@ -28,8 +28,6 @@ from energon_lite.extras.inspect.preview.shown_run import Decode
 from energon_lite.extras.inspect.preview.token_text import TokenRow, find_tokens, token_figure
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["Amount", "ValueView", "short_text", "tensor_words"]
-
 #: The deepest level of nested values that is drawn.
 _DEEPEST = 5
 #: Extensions of parts that are text, whatever their bytes.
