@@ -195,7 +195,7 @@ def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[
 
 def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None, port: int) -> None:
     with PreviewServer(site, port) as server:
-        page = site.links.overview()
+        page: str | None = site.base
         if places:
             page = site.links.place(places[0])
         elif samples:

@@ -181,12 +181,7 @@ class ShownRun:
 
     @classmethod
     def open(
-        cls,
-        path: str,
-        options: RunOptions,
-        encoder: TaskEncoder | None = None,
-        *,
-        decode: Decode | None = None,
+        cls, path: str, options: RunOptions, encoder: TaskEncoder | None = None, *, decode: Decode | None = None
     ) -> ShownRun:
         """Open a folder, a JSONL file or a metadataset.
 
