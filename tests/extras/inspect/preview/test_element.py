@@ -44,7 +44,7 @@ def test_what_is_no_text_of_a_page_is_replaced() -> None:
 
 def test_children_and_attributes() -> None:
     made = tag("ul", [tag("li", 1), None, [tag("li", "x")]], hidden=True, class_="a", data_x=None)
-    assert made == '<ul class="a" hidden><li>1</li><li>x</li></ul>'
+    assert made == '<ul hidden class="a"><li>1</li><li>x</li></ul>'
     assert tag("img", src="a") == '<img src="a">' and tag("p", "<", raw("<b>")) == "<p>&lt;<b></p>"
 
 
