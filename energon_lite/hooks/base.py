@@ -35,25 +35,10 @@ from energon_lite.batching.collate import Padding, batch_from_samples, empty_lik
 from energon_lite.errors import UsageError, WrongHookError
 from energon_lite.hooks.context import HookGenerator, current_context
 from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
-from energon_lite.hooks.stateless import stateless
+from energon_lite.hooks.marks import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.stores.lazy import CachePool
-
-__all__ = [
-    *(
-        "AugmentTaskEncoder",
-        "BatchT",
-        "DefaultTaskEncoder",
-        "DeviceDecoder",
-        "EncodedT",
-        "PackedSamplesOutput",
-        "RawBatchT",
-        "SampleT",
-        "TaskEncoder",
-    ),
-    *("fields_of", "fill"),
-]
 
 T = TypeVar("T")
 SampleT = TypeVar("SampleT", default=Any)

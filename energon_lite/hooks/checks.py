@@ -16,8 +16,6 @@ from energon_lite.hooks.base import AugmentTaskEncoder, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, places, required, takes
 from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden
 
-__all__ = ["check_hooks", "check_stores", "place_of"]
-
 logger = logging.getLogger(__name__)
 
 #: The hooks that jobs call, and the one that a path to a device calls.

@@ -15,8 +15,6 @@ from enum import IntEnum, unique
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK64", "HashDomain", "hash_ints", "hash_next", "hash_next_array", "hash_text", "mix64", "mix64_array"]
-
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9

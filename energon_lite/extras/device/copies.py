@@ -195,7 +195,7 @@ class DevicePrefetcher(BatchPath):
         before = state.get(_DECODER, self._decoder)
         if before != self._decoder:
             logger.warning(
-                "images were decoded by %s before the state was saved, and are now decoded by %s: pixels differ a little",
+                "images were decoded by %s when the state was saved, and are now by %s: pixels differ a little",
                 before,
                 self._decoder or "the hooks",
             )

@@ -10,7 +10,7 @@ import torch
 
 from energon_lite.hooks import HookContext, LendingScope, is_overridden
 from energon_lite.hooks.hooks import hook_of
-from energon_lite.hooks.stateless import restores_seeds
+from energon_lite.hooks.marks import restores_seeds
 from energon_lite.loading.makers.hook_errors import note_where, returned_nothing, wrong_result
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.order.hashing import HashDomain

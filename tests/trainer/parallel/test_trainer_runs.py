@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import image_flops, training_flops
+from tests.fork_server import run_program
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import VAL_SAMPLES, WORDS, line, make_config, metrics, send, train
@@ -219,17 +218,17 @@ def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blen
     for script in ("train", "swap_layers"):
         config = tmp_path / "run.yaml"
         config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 2, image_size: 4}\n")
-        command = [sys.executable, str(Path(__file__).parents[3] / f"examples/{script}.py"), str(config)]
+        command = [str(Path(__file__).parents[3] / f"examples/{script}.py"), str(config)]
         overrides = [f"output={tmp_path / script}", "train.steps=3", "data.workers=1", "model.num_kv_heads=2"]
-        done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+        done = run_program([*command, *overrides], capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         assert script != "train" or "step 3 of 3: loss" in done.stderr, "an example shows its progress"
         found.append([entry["loss"] for entry in metrics(tmp_path / script)])
     assert "norms are transformers." in done.stdout
     assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
     script, prompts = Path(__file__).parents[3] / "examples/generate.py", ["white", "a"]
-    command = [sys.executable, str(script), str(tmp_path / "train/checkpoints"), *prompts, "--max-new-tokens=3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    command = [str(script), str(tmp_path / "train/checkpoints"), *prompts, "--max-new-tokens=3"]
+    done = run_program(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("white") and "\na" in done.stdout
 
