@@ -15,20 +15,6 @@ from energon_lite.samples import Batch, Sample, edataclass
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "PackedBatch",
-    "PaddedBatch",
-    "TokenSequence",
-    "as_planned",
-    "count_loss_tokens",
-    "cut_sequence",
-    "flex_segment_mask",
-    "next_token_pairs",
-    "pack_sequences",
-    "pad_sequences",
-    "segment_mask",
-]
-
 
 @edataclass
 class TokenSequence(Sample):

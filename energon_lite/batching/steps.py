@@ -26,12 +26,6 @@ from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.errors import TopologyError, UsageError
 
-__all__ = [
-    *("IMAGES", "STEP_VERSION", "TOKENS", "CostColumns", "Lengths", "StepBalancer", "StepCostModel", "assign"),
-    *("SCALING_RULES", "ScalingRule", "even_step", "learning_rate_scale", "rank_slot", "whole_steps"),
-]
-
-
 #: Loads are compared as integers, in units of 1/2**40 of the step's total: floating point could differ between ranks.
 _SCALE = 1 << 40
 

@@ -24,8 +24,6 @@ from energon_lite.loading.saved_states import (
     write_state_file,
 )
 
-__all__ = ["STATES", "command", "dataset_of_state", "dataset_options", "found_states", "suffix_of", "whole_state"]
-
 STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 #: Arguments of ``get_train_dataset`` that are stored in a state.
 _NAMES = (

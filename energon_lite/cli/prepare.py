@@ -36,8 +36,6 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_folder, pr
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
 
-__all__ = ["command"]
-
 T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]

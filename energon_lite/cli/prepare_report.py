@@ -20,8 +20,6 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareReport
 from energon_lite.storage.prepare.sample_document import SAMPLE_LOADER
 
-__all__ = ["PrepareDialogue", "find_dialogue", "show_next_step", "show_notes", "show_preparation", "show_scan"]
-
 
 def show_scan(scan: DatasetScan) -> None:
     """Write the numbers of shards, samples and parts."""

@@ -16,11 +16,6 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
-__all__ = [
-    *("CRUDE", "SAMPLE_LOADER", "check_parts", "class_of", "find_sample_type", "is_required", "sample_document"),
-    "sample_fields",
-]
-
 #: The class name of crude data sets, as in Energon.
 CRUDE = "CrudeWebdataset"
 #: The file next to ``dataset.yaml`` that may define the fields by code.
