@@ -22,8 +22,8 @@ from energon_lite.extras.inspect.preview.page_frame import View
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.steps import ShownSample
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
-from energon_lite.loading.blend_weights import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.loading.metadataset_keys import LeafFacts
 
 
 def leaf_label(view: View, leaf: int) -> Markup:
