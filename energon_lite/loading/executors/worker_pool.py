@@ -19,9 +19,8 @@ from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
-from energon_lite.loading.executors.thread_worker import ThreadHandle
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
+from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers, kill_workers, local_handle
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
@@ -78,8 +77,7 @@ class WorkerPool(Executor):
         self._seconds = _UNKNOWN  # moving average of the seconds of a job
         self._poll = select.poll()
         method = self._options.start_method
-        self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
-        if num_workers and self._context is not None and multiprocessing.current_process().daemon:
+        if num_workers and method != "thread" and multiprocessing.current_process().daemon:
             raise UsageError(
                 "worker processes of a process that is a daemon (daemon=True, or of a multiprocessing.Pool): Python "
                 "lets it have none",
@@ -191,22 +189,17 @@ class WorkerPool(Executor):
 
     def _start(self, number: int) -> None:
         """Start a worker. It is stored before it is started, so that it is known even after an interrupt."""
-        runner = self._runner
-        trace = self._options.trace
+        method = self._options.start_method
         segments = self._base_depth + _WITH_USER
-        worker: WorkerHandle
-        if self._context is None:
-            worker = ThreadHandle(number, runner, trace=trace, peers=self._num_workers)
-        else:
-            worker = ProcessHandle(
-                self._context, number, runner, segments=segments, trace=trace, peers=self._num_workers
-            )
+        worker = local_handle(
+            method, number, self._runner, segments, trace=self._options.trace, peers=self._num_workers
+        )
         self._workers[number : number + 1] = [worker]
         try:
             worker.start()
         except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
-            if self._options.start_method in ("spawn", "forkserver"):
-                raise_unpicklable(runner.encoder, self._options.start_method, error)
+            if method in ("spawn", "forkserver"):
+                raise_unpicklable(self._runner.encoder, method, error)
             raise
         for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
