@@ -20,8 +20,6 @@ from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["ByteRangeStore", "SystemFileStore", "open_stores"]
-
 T = TypeVar("T")
 
 
@@ -155,7 +153,7 @@ _KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
 
 
 def open_stores(aux: Mapping[str, AuxReference], primary: AnySource | None, /) -> dict[str, FileStore[Any]]:
-    """Open the stores of a leaf; see :class:`~energon_lite.loading.makers.metadataset_keys.StoreGuest`."""
+    """Open the stores of a leaf; see :class:`~energon_lite.loading.metadataset_keys.StoreGuest`."""
     stores = {name: _opened(name, reference) for name, reference in aux.items()}
     if primary is not None:
         stores["primary"] = _primary(primary)
