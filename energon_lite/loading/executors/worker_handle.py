@@ -17,15 +17,25 @@ from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors import fork_server
 from energon_lite.loading.executors.channels import Channel, PipeChannel
 from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.worker_process import STOP_SIGNALS, can_kernel_watch, serve
+from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 
-__all__ = ["LocalHandle", "ProcessHandle", "WorkerHandle", "end_workers", "kill_workers", "trainer_ends"]
+__all__ = [
+    "LocalHandle",
+    "ProcessHandle",
+    "WorkerHandle",
+    "end_workers",
+    "fewest_jobs",
+    "gave_up",
+    "kill_workers",
+    "trainer_ends",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -241,3 +251,26 @@ def _outlasting(workers: Sequence[Local], seconds: float) -> list[Local]:
         if worker.process.is_alive() and worker.process is not threading.current_thread():
             worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]
+
+
+def fewest_jobs(workers: Sequence[WorkerHandle], most: int) -> WorkerHandle | None:
+    """Return the worker with the fewest jobs; None: all have more than ``most``."""
+    worker = min(workers, key=lambda worker: len(worker.tickets), default=None)
+    return worker if worker is not None and len(worker.tickets) <= most else None
+
+
+def gave_up(runner: JobRunner, job: Job, last: WorkerHandle, died: str, end: str) -> WorkerError:
+    """Return the error of a job in which workers have died.
+
+    Args:
+        died: their number.
+        end: end of the last one.
+    """
+    names = [f"{runner.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
+    step = last.last_step()
+    return WorkerError(
+        f"{died} died while making the same micro-batch; the last one {end}" + (f" in {step}" if step else ""),
+        where=f"micro-batch {job.number} of pass {job.pass_number}: samples {listed(names)}",
+        fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
+        "restore_sample makes the same batch in this process",
+    )
