@@ -49,7 +49,8 @@ def run_units(run: Runner[U], address: str, units: Sequence[U]) -> Generator[tup
         while left or running:
             most = max(_LEAST, int(_PER_CPU * ray.cluster_resources().get("CPU", 0)))
             while left and len(running) < most:
-                running[task.remote([shared], left[0])] = left.popleft()
+                unit = left.popleft()
+                running[task.remote([shared], unit)] = unit
             (done, *_), _ = ray.wait(list(running))
             unit = running.pop(done)
             try:
