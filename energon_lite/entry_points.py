@@ -33,37 +33,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon_lite.errors import ConfigError, UsageError, did_you_mean
 
-__all__ = [
-    "ColumnOption",
-    "Columns",
-    "Command",
-    "Decoder",
-    "PrepareStep",
-    "RemoteWorkers",
-    "SourceFormat",
-    "UnitRunner",
-    "batch_paths",
-    "blend_openers",
-    "columns",
-    "commands",
-    "cost_models",
-    "decoders",
-    "find_named",
-    "keyword_guests",
-    "load",
-    "metadataset_guest",
-    "metadataset_keys",
-    "observers",
-    "prepare_steps",
-    "source_formats",
-    "state_readers",
-    "storage_guest",
-    "storage_guests",
-    "unit_runners",
-    "workers",
-]
-
-
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
 _TRAINER = "energon_lite.trainer"
@@ -246,8 +215,8 @@ def metadataset_keys() -> dict[str, str]:
     """Return the objects of guests for the keys of metadatasets, by key.
 
     Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
-    :mod:`energon_lite.loading.makers.metadataset_keys`; ``weight`` is a
-    :class:`~energon_lite.loading.blend_weights.ScheduleGuest`.
+    :mod:`energon_lite.loading.metadataset_keys`; ``weight`` is a
+    :class:`~energon_lite.loading.metadataset_keys.ScheduleGuest`.
     """
     return _merged("METADATASET_KEYS")
 
@@ -362,7 +331,7 @@ def _guests() -> tuple[ModuleType, ...]:
 def _names() -> Iterator[str]:
     if find_spec(_FOLDERS) is not None:
         for folder in pkgutil.iter_modules(import_module(_FOLDERS).__path__, f"{_FOLDERS}."):
-            if find_spec(f"{folder.name}.entry_points") is not None:
+            if folder.ispkg and find_spec(f"{folder.name}.entry_points") is not None:
                 yield f"{folder.name}.entry_points"
     if find_spec(_TRAINER) is not None:
         yield f"{_TRAINER}.entry_points"

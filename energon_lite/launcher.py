@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from energon_lite.errors import UsageError
 
-__all__ = ["LaunchedPlace", "launched_place", "place_without_group", "usable_cores"]
-
 #: Variables of the rank and of the number of processes: torchrun (and launchers that follow it), srun, Open MPI, MPICH
 #: (and Intel's and Cray's MPI, which derive from it), MVAPICH. Those of srun are the step's, not the job's: a
 #: notebook or a batch script in a job with many tasks is one process.

@@ -9,8 +9,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-__all__ = ["lazy_exports"]
-
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose public names stand in its stub, ``__init__.pyi``.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["RankMesh", "Replica", "Share", "Stages"]
-
 Share = Literal["load", "broadcast"]
 Stages = Literal["first", "ends", "all"]
 

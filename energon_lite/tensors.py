@@ -13,8 +13,6 @@ from energon_lite.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["map_tensors", "pad_stack"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from energon_lite.errors import ConfigError
 
-__all__ = ["load_function", "trust_by_default", "trusts"]
-
 _VARIABLE = "ENERGON_LITE_TRUST_CODE"
 _default = os.environ.get(_VARIABLE) == "1"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ACTIVE_CONFIG", "Replica", "WorkerConfig", "set_worker_number"]
-
 logger = logging.getLogger(__name__)
 
 #: Handler ``(exception, sample or list of samples or None, sources or None) -> None``; raising ends the iteration.

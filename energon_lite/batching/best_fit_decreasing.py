@@ -26,9 +26,6 @@ from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import permute_array
 
-__all__ = ["PACK_VERSION", "BestFitDecreasing", "full_packs", "pack_histogram"]
-
-
 # Contents of a kind of bins: (contents before the last addition, size of the samples added last, their number).
 _Content = tuple["_Content | None", int, int]
 

@@ -11,16 +11,6 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError, at_least_one
 
-__all__ = [
-    "UNITS",
-    "AttentionCost",
-    "Capacity",
-    "Ints",
-    "Unit",
-    "checked_lengths",
-    "largest_fitting",
-]
-
 
 def largest_fitting(
     fits: Callable[[int], bool], *, start: int = 1024, most: int = 1 << 20, multiple: int = 1, precision: float = 0.01

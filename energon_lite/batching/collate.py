@@ -14,20 +14,6 @@ from energon_lite.samples import BASE_FIELDS, Batch
 from energon_lite.samples.sample import BASE_COLLATIONS
 from energon_lite.tensors import pad_stack
 
-__all__ = [
-    "Padding",
-    "batch_from_samples",
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
-    "check_padding",
-    "collate_entry",
-    "empty_like",
-    "generic_batch",
-    "rows_like",
-    "rows_of",
-]
-
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
 #: its end, to the largest of the batch. ``"list"``: the tensors stay as they are, in a list, and so do samples of
 #: different types or entries. A mapping gives the treatment of single fields; fields that it does not name must match.

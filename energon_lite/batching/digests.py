@@ -19,20 +19,6 @@ from numpy.typing import NDArray
 
 from energon_lite.order.hashing import MASK64, hash_next, mix64, mix64_array
 
-__all__ = [
-    "NO_SAMPLES",
-    "AddressList",
-    "SpanList",
-    "address_hash",
-    "address_hashes",
-    "chain_digest",
-    "digest_text",
-    "part_hash",
-    "set_digest",
-    "sums_of_groups",
-]
-
-
 Ints = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 

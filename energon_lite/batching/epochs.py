@@ -23,9 +23,6 @@ from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.strategy import Strategy, capacity_of
 from energon_lite.order.hashing import hash_ints
 
-__all__ = ["ONE_STRETCH", "Fits", "Stretches", "keep_apart", "plan_epochs"]
-
-
 #: Function of the sizes and key lengths of samples: True if one micro-batch may hold them.
 Fits = Callable[[list[int], list[int]], bool]
 

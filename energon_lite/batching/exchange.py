@@ -21,8 +21,6 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.errors import UsageError
 
-__all__ = ["Sets", "Trade", "best_trade", "exchange_samples", "spread"]
-
 #: Accepted excess of a micro-batch's cost over the mean, in thousandths.
 _TOLERANCE = 20
 #: Samples of a micro-batch that are considered; all sets of one and two of them are tried.

@@ -13,20 +13,6 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.errors import UsageError, counted
 from energon_lite.order.hashing import HashDomain, hash_ints, mix64_array
 
-__all__ = [
-    "PLAN_ORDERS",
-    "POLICIES",
-    "Counts",
-    "MicroBatches",
-    "Oversize",
-    "Pieces",
-    "PlanOrder",
-    "arrange",
-    "concatenate",
-    "cut_to_fit",
-]
-
-
 Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
 POLICIES: tuple[Oversize, ...] = get_args(Oversize)
 #: The choices, for messages. The name of the option is the same in Python, in YAML and on the command line.

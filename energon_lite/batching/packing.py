@@ -11,8 +11,6 @@ from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.micro_batches import Counts, MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
 from energon_lite.errors import UsageError, at_least_one
 
-__all__ = ["BestFit", "ConcatSplit", "Greedy", "checked_packing_capacity"]
-
 
 @dataclass(frozen=True)
 class Greedy:

@@ -10,8 +10,6 @@ from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
 from energon_lite.errors import UsageError, at_least_one
 
-__all__ = ["Fixed", "LengthDifference", "MaxLength", "SortedWindow"]
-
 
 def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
     """Lengths to group by: those of the key field if one is named, else the whole lengths."""

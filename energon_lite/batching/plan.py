@@ -35,18 +35,6 @@ from energon_lite.order.permutation import MAX_LENGTH
 if TYPE_CHECKING:
     from energon_lite.batching.micro_batches import Counts
 
-__all__ = [
-    "ChunkPlan",
-    "ChunkedOrder",
-    "FixedPlan",
-    "Place",
-    "Plan",
-    "default_chunk_size",
-    "default_lanes",
-    "worlds_for",
-]
-
-
 #: Position of a micro-batch in its pass: the number of its chunk and, if chunks have several, its number in the chunk.
 Place = tuple[int, ...]
 

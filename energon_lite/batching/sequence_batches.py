@@ -1,10 +1,9 @@
-"""Token sequences of samples, their batches (padded to the longest, or packed into one row), and the size of a step."""
+"""Token sequences of samples, their batches, padded to the longest or packed into one row, and masks of packed rows."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,21 +14,6 @@ from energon_lite.samples import Batch, Sample, edataclass
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-__all__ = [
-    "SCALING_RULES",
-    "PackedBatch",
-    "PaddedBatch",
-    "ScalingRule",
-    "TokenSequence",
-    "as_planned",
-    "count_loss_tokens",
-    "cut_sequence",
-    "learning_rate_scale",
-    "next_token_pairs",
-    "pack_sequences",
-    "pad_sequences",
-]
 
 
 @edataclass
@@ -197,7 +181,7 @@ def pack_sequences(
     """Concatenate samples into one row.
 
     No sample may attend to another: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
-    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.positions`.
+    that derive the boundaries from them, or ``segment_ids`` with :func:`segment_mask`.
 
     Args:
         samples: any number; an empty list makes a batch of one row of length 0.
@@ -317,34 +301,37 @@ def count_loss_tokens(
     return total
 
 
-ScalingRule = Literal["linear", "sqrt", "none"]
-SCALING_RULES: tuple[ScalingRule, ...] = get_args(ScalingRule)
+def segment_mask(segment_ids: torch.Tensor) -> torch.Tensor:
+    """Causal mask for ``scaled_dot_product_attention``: ``[rows, length]`` -> bool ``[rows, 1, length, length]``.
 
-
-def learning_rate_scale(size: float, reference: float, rule: ScalingRule = "sqrt") -> float:
-    """Factor by which to multiply the learning rate of a step.
-
-    Args:
-        size: size of the step's global batch, in samples or, better, in tokens that count in the loss.
-        reference: the size for which the learning rate was chosen, in the same unit.
-        rule: ``linear``: proportional to the size, such that each sample has a constant influence on the weights, for
-            SGD (Goyal et al. 2017, "Accurate, large minibatch SGD"); ``sqrt``: for Adam and similar optimizers
-            (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"); ``none``: 1.
-
-    Raises:
-        UsageError: a size is negative, the reference is not positive, or the rule is unknown.
+    Its size is quadratic in the length; for long rows use ``cu_seqlens`` or :func:`flex_segment_mask`.
 
     Example:
-        >>> learning_rate_scale(48_000, 12_000, "linear"), learning_rate_scale(48_000, 12_000, "sqrt")
-        (4.0, 2.0)
+        >>> segment_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
     """
-    if rule not in SCALING_RULES:
-        raise UsageError(f"there is no rule {rule!r} for the learning rate", fix=f"use one of {SCALING_RULES}")
-    if not (size >= 0 and reference > 0):
-        raise UsageError(f"a batch of {size} against one of {reference}", fix="give positive sizes, in the same unit")
-    if rule == "none":
-        return 1.0
-    return size / reference if rule == "linear" else math.sqrt(size / reference)
+    length = segment_ids.shape[-1]
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return (same & torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril())[:, None]
+
+
+def flex_segment_mask(
+    segment_ids: torch.Tensor,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Mask function for ``torch.nn.attention.flex_attention.create_block_mask``, which skips whole blocks.
+
+    Example:
+        >>> length = batch.tokens.shape[1]
+        >>> mask = create_block_mask(flex_segment_mask(batch.segment_ids), 1, None, length, length)
+        >>> flex_attention(query, key, value, block_mask=mask)
+    """
+
+    def allowed(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (segment_ids[row, query] == segment_ids[row, key]) & (query >= key)
+
+    return allowed
 
 
 def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:

@@ -12,10 +12,11 @@ their samples; implementations are in :mod:`energon_lite.extras.balance`, and gu
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -23,13 +24,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.epochs import keep_apart
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.errors import TopologyError
-
-__all__ = [
-    *("IMAGES", "STEP_VERSION", "TOKENS", "CostColumns", "Lengths", "StepBalancer", "StepCostModel", "assign"),
-    *("even_step", "rank_slot", "whole_steps"),
-]
-
+from energon_lite.errors import TopologyError, UsageError
 
 #: Loads are compared as integers, in units of 1/2**40 of the step's total: floating point could differ between ranks.
 _SCALE = 1 << 40
@@ -260,6 +255,39 @@ def _bound(batches: MicroBatches, capacity: Capacity) -> Capacity:
     sizes = np.add.reduceat(capacity.sizes(batches.length), edges) if len(edges) else edges
     fullest = int(sizes[sizes <= capacity.limit].max(initial=0))
     return replace(capacity, limit=min(capacity.limit, fullest + fullest // _SLACK)) if fullest else capacity
+
+
+# -- the size of a step ------------------------------------------------------------------------------------------------
+
+
+ScalingRule = Literal["linear", "sqrt", "none"]
+SCALING_RULES: tuple[ScalingRule, ...] = get_args(ScalingRule)
+
+
+def learning_rate_scale(size: float, reference: float, rule: ScalingRule = "sqrt") -> float:
+    """Factor by which to multiply the learning rate of a step.
+
+    Args:
+        size: size of the step's global batch, in samples or, better, in tokens that count in the loss.
+        reference: the size for which the learning rate was chosen, in the same unit.
+        rule: ``linear``: proportional to the size, such that each sample has a constant influence on the weights, for
+            SGD (Goyal et al. 2017, "Accurate, large minibatch SGD"); ``sqrt``: for Adam and similar optimizers
+            (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"); ``none``: 1.
+
+    Raises:
+        UsageError: a size is negative, the reference is not positive, or the rule is unknown.
+
+    Example:
+        >>> learning_rate_scale(48_000, 12_000, "linear"), learning_rate_scale(48_000, 12_000, "sqrt")
+        (4.0, 2.0)
+    """
+    if rule not in SCALING_RULES:
+        raise UsageError(f"there is no rule {rule!r} for the learning rate", fix=f"use one of {SCALING_RULES}")
+    if not (size >= 0 and reference > 0):
+        raise UsageError(f"a batch of {size} against one of {reference}", fix="give positive sizes, in the same unit")
+    if rule == "none":
+        return 1.0
+    return size / reference if rule == "linear" else math.sqrt(size / reference)
 
 
 # -- the door for cost models -----------------------------------------------------------------------------------------

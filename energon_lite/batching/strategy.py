@@ -15,21 +15,6 @@ from energon_lite.documents import Node, from_plain, keys_of, located, read_keys
 from energon_lite.errors import UsageError, at_least_one
 from energon_lite.order.hashing import hash_ints
 
-__all__ = [
-    "CHUNK",
-    "PLAN_VERSION",
-    "STRATEGIES",
-    "Strategy",
-    "capacity_of",
-    "describe",
-    "packing_capacity",
-    "plan_in_chunks",
-    "read_strategy",
-    "register_strategy",
-    "strategy_from_dict",
-    "to_dict",
-]
-
 #: Samples that are planned together: enough for the same fill as with all samples, at well below a second.
 CHUNK = 1 << 17
 #: Version of the strategies; raised when the same lengths would give other micro-batches than before. It is written

@@ -23,9 +23,6 @@ from energon_lite.order import Order
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Addresses
 
-__all__ = ["Lengths", "PlannedChunk", "PlansAhead", "Span", "TokenPlan"]
-
-
 T = TypeVar("T")
 
 #: Cached plans: the one from which batches are delivered, and those whose jobs are already submitted.

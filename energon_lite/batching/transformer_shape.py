@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from energon_lite.errors import at_least_one
 
-__all__ = ["TransformerShape"]
-
 
 @dataclass(frozen=True)
 class TransformerShape:

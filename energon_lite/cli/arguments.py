@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from energon_lite.hooks import TaskEncoder
     from energon_lite.storage.read.opened_source import AnySource
 
-__all__ = [
-    "ExistingPath",
-    "batching_argument",
-    "job_options",
-    "json_object",
-    "local_dataset",
-    "make_task_encoder",
-    "open_dataset",
-    "progress",
-    "show_share",
-    "split_config_option",
-    "split_part_option",
-    "strategy_document",
-]
-
 
 class ExistingPath(click.Path):
     """Type of a path argument that must exist; the error for a missing path proposes a similar one."""

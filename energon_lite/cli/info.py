@@ -20,15 +20,12 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
-from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
-from energon_lite.loading.makers.metadataset_keys import weight_guest
+from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts, weight_guest
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index, local_meta
 from energon_lite.storage.index.nv_meta import INFO_JSON, is_jsonl, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import source_opener
-
-__all__ = ["command"]
 
 #: The splits for validation.
 _READ_ONCE = ("val", "test")

@@ -15,8 +15,6 @@ import click
 
 from energon_lite.errors import UsageError
 
-__all__ = ["command"]
-
 #: Suffix of the files in ``project``, which is removed when they are written.
 _SUFFIX = ".in"
 #: Options for running without further processes and without output: the data is small.

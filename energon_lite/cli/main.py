@@ -15,8 +15,6 @@ from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-__all__ = ["COMMANDS", "all_commands", "completion", "main"]
-
 _SHELLS = ("bash", "zsh", "fish")
 _PROGRAM = "energon-lite"
 _VARIABLE = "_ENERGON_LITE_COMPLETE"

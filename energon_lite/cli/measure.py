@@ -40,8 +40,6 @@ from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["command"]
-
 #: Largest number of reasons that are shown.
 _SHOWN_REASONS = 20
 

@@ -16,8 +16,6 @@ from energon_lite.storage.index.columns import CHECKSUMS
 if TYPE_CHECKING:
     from energon_lite.loading.measuring.parts import RequestedColumns  # imports torch
 
-__all__ = ["PART_OPTIONS", "AskedParts", "asked_parts", "part_options", "part_words"]
-
 #: Options of guests, by name.
 _OF_GUESTS = {name: option for guest in columns_of_guests().values() for name, option in guest.options.items()}
 #: Names of the values of all options.

@@ -31,18 +31,10 @@ from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
 from energon_lite.storage.prepare.prepare import index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.prepare.sample_document import (
-    CRUDE,
-    SAMPLE_LOADER,
-    find_sample_type,
-    loader_template,
-    sample_document,
-)
+from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
-
-__all__ = ["command"]
 
 T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
@@ -93,7 +85,6 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
 @part_options
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
-@click.option("--fix-duplicates", is_flag=True, help="Add the shard's name to members of shards, if keys collide.")
 @click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and list them.")
 @click.option(
     "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
@@ -217,11 +208,11 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             kind = asked["sample_type"]
             if fields is None and kind != CRUDE and dialogue is not None:
                 document, files = dialogue.ask_dataset_document(scan, kind)
+            elif fields is None and kind not in (None, CRUDE) and guest is not None:
+                document, files = guest.begin_loader(scan, kind)
+                begun = guest.guess_field_map(scan, kind)
             else:
-                document = sample_document(scan, sample_type=kind, field_map=fields, use_loader=True)
-                if document is not None and "sample_loader" in document:
-                    files = {SAMPLE_LOADER: loader_template(kind, scan.parts)}
-                    begun = {} if guest is None else guest.guess_field_map(scan, kind)
+                document = sample_document(scan, sample_type=kind, field_map=fields)
         return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
     again = asked["force_overwrite"]
@@ -232,8 +223,6 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             click.echo("Nothing was changed.")
             return
 
-    if asked["fix_duplicates"]:
-        _fix_duplicates(root, asked)
     with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
         report = prepare_folder(
             root,
@@ -325,19 +314,6 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
     if value is not None and not all(isinstance(access, str) for access in value.values()):
         raise UsageError("--field-map is not a JSON object of strings", fix=f"write it like --field-map '{example}'")
     return value
-
-
-def _fix_duplicates(root: str, asked: _Asked) -> None:
-    from energon_lite.storage.prepare.unique_keys import make_keys_unique
-
-    if asked["ranks"].rank:
-        return
-    renamed = make_keys_unique(root, find_shards(root, asked["exclude"]))
-    click.echo(
-        f"Keys collided: the members of {counted(len(renamed), 'shard')} now begin with the name of their shard"
-        if renamed
-        else "All keys are unique; no shard was changed"
-    )
 
 
 @contextmanager

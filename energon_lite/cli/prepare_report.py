@@ -20,8 +20,6 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareReport
 from energon_lite.storage.prepare.sample_document import SAMPLE_LOADER
 
-__all__ = ["PrepareDialogue", "find_dialogue", "show_next_step", "show_notes", "show_preparation", "show_scan"]
-
 
 def show_scan(scan: DatasetScan) -> None:
     """Write the numbers of shards, samples and parts."""
@@ -110,6 +108,9 @@ class PrepareDialogue(Protocol):
     ) -> tuple[dict[str, Any] | None, dict[str, str]]:
         """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
         needs, by name."""
+
+    def begin_loader(self, scan: DatasetScan, sample_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the document of samples whose fields a file of code defines, and templates of the files, by name."""
 
     def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
         """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from energon_lite.errors import UsageError
 
-__all__ = ["aligned", "byte_size", "parse_bytes"]
-
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 

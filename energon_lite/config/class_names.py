@@ -16,20 +16,6 @@ from energon_lite.documents import Node
 from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
-__all__ = [
-    "CLASS_KEYS",
-    "TRUST_FIX",
-    "NamedClass",
-    "check_class",
-    "dataset_class",
-    "foreign_dataset_class",
-    "imported_name",
-    "imported_sample_type",
-    "metadataset_class",
-    "named_class",
-    "sample_type",
-]
-
 #: The two keys that name a class.
 CLASS_KEYS = frozenset({"__module__", "__class__"})
 

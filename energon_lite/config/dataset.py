@@ -15,8 +15,6 @@ from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
 from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
 
-__all__ = ["DatasetConfig", "load_dataset_config", "load_own_splits", "meta_file_name", "missing_meta_file"]
-
 logger = logging.getLogger(__name__)
 
 #: Keys of Energon that tune how its workers iterate over shards. They have no effect here: workers do not own shards.

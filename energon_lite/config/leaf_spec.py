@@ -20,21 +20,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from energon_lite.documents import Node
 from energon_lite.errors import ConfigError
 
-__all__ = [
-    "AuxReference",
-    "FoundLeaves",
-    "JoinSpec",
-    "LeafSpec",
-    "Nonmatch",
-    "Step",
-    "Subset",
-    "Weight",
-    "WeightSchedule",
-    "WeightUnit",
-    "read_subset",
-]
-
-
 _PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*%\Z", re.ASCII)
 _BOUND = "a percentage such as 25%, or the number of a sample"
 

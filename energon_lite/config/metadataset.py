@@ -30,8 +30,6 @@ from energon_lite.documents import Node, from_plain
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
-__all__ = ["is_metadataset", "load_metadataset", "located", "multiply_epochs"]
-
 #: Name of a metadataset given as a dict, for messages.
 DICT_NAME = "<dict>"
 #: References of ``aux`` to the files of a folder, or to ranges of their bytes.

@@ -19,11 +19,6 @@ from energon_lite.documents import Node, read
 from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError
 
-__all__ = [
-    *("Join", "JoinReader", "MetadatasetDocument", "Reference", "ScheduleReader", "Split", "normalised"),
-    *("parse_metadataset", "read_reference"),
-]
-
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
 #: Keys for the unit of which a blend's weights are shares: this library's, and Megatron-Energon's.
 _UNITS = ("weight_unit", "blend_weight_unit")

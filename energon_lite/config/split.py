@@ -12,8 +12,6 @@ from energon_lite.documents import Node, read
 from energon_lite.documents.paths import MAX_NAMES, expand_braces
 from energon_lite.errors import ConfigError
 
-__all__ = ["SplitConfig", "load_split_config"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from energon_lite.errors import ConfigError
 
-__all__ = ["MAX_DEPTH", "Node", "from_plain", "join_path", "parse_bool", "shorten", "too_deep"]
-
 #: Largest nesting depth of lists and mappings.
 MAX_DEPTH = 100
 #: Bound on integers, exclusive: larger than any position, count or size, and within the range of array integers.

@@ -15,20 +15,6 @@ from string import ascii_lowercase, ascii_uppercase
 from energon_lite.entry_points import source_formats
 from energon_lite.errors import UsageError, nearest
 
-__all__ = [
-    "MAX_NAMES",
-    "add_data_endings",
-    "expand_braces",
-    "is_data_path",
-    "is_url",
-    "join_url",
-    "local_path",
-    "missing_file_fix",
-    "of_multi_storage",
-    "static_folder",
-]
-
-
 #: Largest number of names of a pattern.
 MAX_NAMES = 1_000_000
 #: Largest number of characters of all names together.

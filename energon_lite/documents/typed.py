@@ -16,8 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from energon_lite.documents.node import Node
 from energon_lite.errors import ConfigError, UsageError
 
-__all__ = ["Key", "keys_of", "located", "read", "read_keys"]
-
 T = TypeVar("T")
 
 

@@ -26,8 +26,6 @@ from energon_lite.documents.node import MAX_DEPTH, Node, from_plain, join_path, 
 from energon_lite.documents.paths import is_url, missing_file_fix
 from energon_lite.errors import ConfigError, EnergonLiteError
 
-__all__ = ["load_yaml", "parse_yaml"]
-
 #: Bound on the values that aliases add to a document: beyond it, the document is an attack or a mistake.
 MAX_REPEATED = 100_000
 #: Largest document, in bytes.

@@ -50,7 +50,8 @@ class HookContext:
     """
 
     __slots__ = (
-        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token", "_token_of_config"),
+        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_unchanged"),
+        *("_token", "_token_of_config"),
         *("asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
@@ -66,6 +67,7 @@ class HookContext:
         self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
         self._marks: Marks | None = None
+        self._unchanged: Marks | None = None
         self._drew = False
         self.seeds = True
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
@@ -95,9 +97,11 @@ class HookContext:
             self._take_back()
 
     def _take_back(self) -> None:
-        lent, self._lent, self._seeded = self._lent, None, False
+        lent, self._lent, self._seeded, self._unchanged = self._lent, None, False, None
         if lent is not None:
-            lent.take_back()
+            lent.busy = False
+            if lent.of_one_hook:
+                lent.__exit__()
 
     @property
     def seed(self) -> int:
@@ -124,8 +128,7 @@ class HookContext:
             self._drew = self._drew or self._marks.changed()
         self._lent.seed(self.seed)
         self._seeded = True
-        if self._marks is not None:
-            self._marks = Marks()
+        self._marks = self._unchanged = None if self._marks is None else Marks()
 
     def watch(self, *, seeds: bool) -> bool:
         """Watch the global generators until :meth:`drew` is called; return False if other threads may use them.
@@ -133,12 +136,14 @@ class HookContext:
         Args:
             seeds: seed them as usual; False: hooks run without seeds, and have to run again if they drew.
         """
-        if self._lent is None:
-            self._lent = borrow()
-        if self._lent.of_one_hook:
-            return False
-        self._lent.hold()
-        self._marks = Marks()
+        if self._unchanged is None:
+            if self._lent is None:
+                self._lent = borrow()
+            if self._lent.of_one_hook:
+                return False
+            self._lent.hold()
+            self._unchanged = Marks()
+        self._marks = self._unchanged
         self._drew, self.seeds = False, seeds
         return True
 
@@ -151,6 +156,8 @@ class HookContext:
         """Stop watching; return whether a number was drawn from a global generator."""
         drew = self._drew or (self._marks is not None and self._marks.changed())
         self._marks, self.seeds = None, True
+        if drew:
+            self._unchanged = None
         return drew
 
     def has_drawn(self) -> bool:

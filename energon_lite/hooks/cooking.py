@@ -10,11 +10,9 @@ from types import GenericAlias
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 from energon_lite.errors import UsageError
-from energon_lite.hooks.stateless import stateless
+from energon_lite.hooks.marks import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores.file_store import PrimaryFileStore
-
-__all__ = ["Cooker", "basic_sample_keys", "cook_function", "cooker", "given_stores", "places", "required", "takes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,8 +18,6 @@ import torch
 
 from energon_lite.hooks.base import TaskEncoder
 
-__all__ = ["attributes", "code_digests", "code_hash"]
-
 #: Folders of code that is known by its version.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parents[1])

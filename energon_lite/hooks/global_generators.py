@@ -53,21 +53,19 @@ class LendingScope:
         return self
 
     def __exit__(self, *_: object) -> None:
+        saved = self._saved
         try:
-            if self._saved is not None:
-                self._give_back(self._saved)
-        finally:
-            _scope.reset(self._token)
-
-    def _give_back(self, saved: _States) -> None:
-        try:
-            _restore(saved)
+            if saved is not None:
+                _restore(saved)
         except BaseException:  # interrupted while restoring
-            _restore(saved)
+            if saved is not None:
+                _restore(saved)
             raise
         finally:
-            self._saved = None
-            self._lock.release()
+            if saved is not None:
+                self._saved = None
+                self._lock.release()
+            _scope.reset(self._token)
 
     def hold(self) -> None:
         """Keep the generators for this scope, and save their states, if this is the first time in the scope."""
@@ -78,7 +76,9 @@ class LendingScope:
         try:
             # A single call acquires the lock and records it: an interrupt comes before both or after both.
             held.extend(map(self._lock.acquire, (True,)))
-            self._saved = _states()
+            state = torch.default_generator.get_state()
+            bits = _numpys.get_bit_generator()
+            self._saved = _States(_python_memory.raw, _python.gauss_next, bits, _half_of_pair(), state)
         except BaseException:
             if held:
                 self._lock.release()
@@ -93,12 +93,6 @@ class LendingScope:
         np.random.seed(seed >> 32)
         # Not torch.manual_seed: that would also touch the generators of the GPUs.
         torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
-
-    def take_back(self) -> None:
-        """End the use of the generators by a hook."""
-        self.busy = False
-        if self.of_one_hook:
-            self.__exit__()
 
 
 def lending(values: Iterator[T]) -> Iterator[T]:
@@ -126,7 +120,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def borrow() -> LendingScope:
-    """Return a scope that a hook may seed, until :meth:`LendingScope.take_back`."""
+    """Return a scope that a hook may seed. Afterwards ``busy`` has to be reset, and a scope of one hook to be left."""
     scope = _scope.get()
     if scope is None or scope.busy:  # a hook in the scope may run a loader of its own: then the hook is a caller
         scope = LendingScope(of_one_hook=True).__enter__()
@@ -221,11 +215,6 @@ class _States(NamedTuple):
     bits: Any
     half: dict[str, Any]
     torch: torch.Tensor
-
-
-def _states() -> _States:
-    torch_state = torch.default_generator.get_state()
-    return _States(_python_memory.raw, _python.gauss_next, _numpys.get_bit_generator(), _half_of_pair(), torch_state)
 
 
 def _half_of_pair() -> dict[str, Any]:

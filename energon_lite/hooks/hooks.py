@@ -8,21 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energon_lite.hooks.stateless import asks_for_seeds, failure_tolerance_of, restores_seeds
-
-__all__ = [
-    *(
-        "HOOK_ORDER",
-        "Hooks",
-        "always_seeded",
-        "failure_tolerances",
-        "hook_of",
-        "hooks_of",
-        "is_generator",
-        "is_overridden",
-    ),
-    *("own_hooks", "returns_its_argument", "seeded_hooks"),
-]
+from energon_lite.hooks.marks import asks_for_seeds, failure_tolerance_of, restores_seeds
 
 #: All hooks that process samples, in the order in which they run.
 HOOK_ORDER = (

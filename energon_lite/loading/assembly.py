@@ -19,11 +19,11 @@ from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of
-from energon_lite.loading.blend_weights import BlendSchedule, by_samples, find_schedule
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.metadataset_keys import BlendSchedule, by_samples, find_schedule
 from energon_lite.loading.options import ByTokens, Chunking, Chunks, Reading
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
@@ -354,7 +354,7 @@ def blend_of_leaves(
     """Return the blend of open leaves.
 
     Raises:
-        ConfigError, DataIndexError: as :func:`~energon_lite.loading.blend_weights.by_samples`.
+        ConfigError, DataIndexError: as :func:`~energon_lite.loading.metadataset_keys.by_samples`.
     """
     specs = by_samples(specs, [leaf.source for leaf in leaves])
     return OpenedBlend(

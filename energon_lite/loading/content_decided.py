@@ -11,7 +11,7 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import is_overridden
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.iterators.lane_cursor import check_topology
-from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_bundles import TokenBundling
 from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.loading.options import Chunking
@@ -44,7 +44,7 @@ def by_content(
         "chunk_size": size,
         "chunk_remainder": "carry" if carries else "keep" if plan.keep_remainder else "drop",
         "groups": groups,
-        **({PUSHBACK: "carry"} if pushback else {}),
+        **({"pushback": "carry"} if pushback else {}),
         **({} if selection is None else {"pack_capacity": selection.capacity, "pack_version": PACK_VERSION}),
     }
     return _in_lanes(plan, identity, settings, chunking, **common)

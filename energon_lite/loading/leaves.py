@@ -19,7 +19,7 @@ from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_y
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
-from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest, stores_of
+from energon_lite.loading.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.urls import url_files
 from energon_lite.storage.index.index_cache import local_meta

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.hooks import failure_tolerances
+from energon_lite.hooks import failure_tolerances, is_overridden
 from energon_lite.loading.batch_observer import (
     BatchEvent,
     BatchObserver,
@@ -27,15 +27,15 @@ from energon_lite.loading.batch_observer import (
 )
 from energon_lite.loading.batch_path import PathRequest, WorkerResults, open_path, path_of_rank
 from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod, WorkSeconds
-from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.executor_handle import ExecutorHandle, PoolRequest
 from energon_lite.loading.iterators.collectives import check_place, gathered_stats
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
 from energon_lite.loading.iterators.planned_iterator import iterator_class
 from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.hook_errors import hide_own_frames
+from energon_lite.loading.makers.observers import SampleStore
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.sample_store import SampleStore
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
@@ -143,9 +143,9 @@ class DataLoader:
         timed = self._observers.times_stages
         limits = watchdog_timeout_seconds, on_timeout, max_bytes_in_flight
         options = PoolOptions(start_method, *limits, timed, prefetch_factor)
-        others = None if start_method == "main" else config.workers
-        elsewhere = None if others is None else (others, runs.identity.to_plain())
-        self._workers = ExecutorHandle(runner, num_workers, options, work, elsewhere)
+        elsewhere = None if start_method == "main" else config.workers
+        identity = runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
+        self._workers = ExecutorHandle(PoolRequest(runner, num_workers, options, work, elsewhere, identity))
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator = iterator_class(runs)(
@@ -159,7 +159,6 @@ class DataLoader:
         self._batches, self._wait_seconds = 0, 0.0
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
-        runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -244,8 +243,9 @@ class DataLoader:
 
         Tensors at any depth of a batch go through page-locked memory and a separate stream; use them on the stream that
         is current when the batch is returned. A batch that was copied ahead is not delivered: states do not count it.
-        With ``"cpu"``, batches stay as they are. Peers of a model replica (see ``WorkerConfig.from_mesh``) must all do
-        the same, because taking a batch ahead may need collectives.
+        The hook ``encode_on_device`` of the task encoder then gets each batch, on that stream. With ``"cpu"``, batches
+        stay where they are, and the hook runs before they are delivered. Peers of a model replica (see
+        ``WorkerConfig.from_mesh``) must all do the same, because taking a batch ahead may need collectives.
 
         Args:
             device: device as torch names it; ``"cuda"`` is the current one.
@@ -254,7 +254,8 @@ class DataLoader:
         Raises:
             UsageError: there is no such device, or no such path.
         """
-        on_cpu = str(device).partition(":")[0] == "cpu"
+        hooked = is_overridden(self.dataset.task_encoder, "encode_on_device")
+        on_cpu = str(device).partition(":")[0] == "cpu" and not hooked
         chosen = self._path_of_rank if on_cpu else open_path(path, replace(self._path_request, device=device))
         self._path.forget()
         self._path = chosen
@@ -332,7 +333,7 @@ class DataLoader:
         """
         with self._turn.look() as alone:
             stats = self._report.stats() | {"wait_seconds": self._wait_seconds} | self._workers.stats(alone)
-            stats |= {"bottleneck": None} | self._observers.stats()
+            stats |= {"bottleneck": None} | self._observers.stats() | self._path.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 

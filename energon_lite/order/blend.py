@@ -27,8 +27,6 @@ from energon_lite.errors import UsageError
 from energon_lite.order.block_counts import BLOCK, BLOCK_BITS, BlockCounts, CountRange
 from energon_lite.order.hashing import hash_ints, mix64_array
 
-__all__ = ["BLOCK", "Blend", "EpochBlend"]
-
 Ints = NDArray[np.int64]
 
 _32 = np.array(32, np.uint64)

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
 
-__all__ = ["BLOCK", "BLOCK_BITS", "BlockCounts", "CountRange", "fill"]
-
 BLOCK_BITS = 12
 #: Positions in a block.
 BLOCK = 1 << BLOCK_BITS

@@ -15,8 +15,6 @@ from enum import IntEnum, unique
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK64", "HashDomain", "hash_ints", "hash_next", "hash_next_array", "hash_text", "mix64", "mix64_array"]
-
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
@@ -78,6 +76,8 @@ class HashDomain(IntEnum):
     WRAPPED_REPLACEMENT = 37
     #: Randomness of ``sample_length`` while a data set is measured.
     MEASURED_LENGTH = 38
+    #: Randomness of ``encode_on_device``.
+    DEVICE_HOOK = 39
     #: Order in which packs are dealt to rows.
     DEAL = 0x6465616C
     #: Order of the micro-batches of a chunk.

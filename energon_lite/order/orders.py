@@ -21,17 +21,6 @@ from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.shuffle import LeafOrder, Leaves
 
-__all__ = [
-    "Addresses",
-    "BlendOrder",
-    "ChangingWeights",
-    "ConcatOrder",
-    "EpochBlendOrder",
-    "LeafBlend",
-    "Order",
-    "Rebase",
-]
-
 Ints = NDArray[np.int64]
 
 #: Number of requested positions, for each block they lie in, from which whole blocks are computed and cached.

@@ -29,11 +29,6 @@ from numpy.typing import NDArray
 
 from energon_lite.order.hashing import MASK64, mix64, mix64_array
 
-__all__ = [
-    *("MAX_LENGTH", "Radices", "cycle_walk", "cycle_walk_one", "permute", "permute_array", "quotient", "radices"),
-    *("radices_of_one", "round_key", "round_keys", "unpermute", "unpermute_array"),
-]
-
 Ints = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]

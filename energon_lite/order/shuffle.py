@@ -31,8 +31,6 @@ from energon_lite.order.permutation import (
 )
 from energon_lite.order.windows import places_in_windows, runs_in_windows
 
-__all__ = ["EpochPermutations", "LeafOrder", "LeafOrders", "Leaves", "epoch_keys"]
-
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from energon_lite.order.hashing import hash_ints, mix64, mix64_array
 from energon_lite.order.permutation import permute_array, unpermute, unpermute_array
 
-__all__ = ["places_in_windows", "runs_in_windows"]
-
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 

@@ -13,54 +13,6 @@ Example:
     >>> small = ResizedSample.derive_from(sample, image=resize(sample.image))
 """
 
-from energon_lite.samples.modalities import (
-    SAMPLE_TYPES,
-    CaptioningSample,
-    ChatSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    SimilarityInterleavedSample,
-    TextSample,
-    VidQASample,
-    VQAOCRSample,
-    VQASample,
-)
-from energon_lite.samples.sample import (
-    BASE_FIELDS,
-    Batch,
-    CrudeSample,
-    RestoreKey,
-    Sample,
-    SourceInfo,
-    add_source_info,
-    base_fields_of,
-    edataclass,
-)
+from energon_lite.lazy_exports import lazy_exports
 
-__all__ = [
-    "BASE_FIELDS",
-    "SAMPLE_TYPES",
-    "Batch",
-    "CaptioningSample",
-    "ChatSample",
-    "CrudeSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "RestoreKey",
-    "Sample",
-    "SimilarityInterleavedSample",
-    "SourceInfo",
-    "TextSample",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "add_source_info",
-    "base_fields_of",
-    "edataclass",
-]
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

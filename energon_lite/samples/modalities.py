@@ -10,12 +10,6 @@ from energon_lite.samples.sample import Sample, edataclass
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    *("SAMPLE_TYPES", "CaptioningSample", "ChatSample", "ImageClassificationSample", "ImageSample"),
-    *("InterleavedSample", "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample"),
-    *("VQAOCRSample", "VQASample", "VidQASample"),
-]
-
 #: Audio or video in the form that :class:`~energon_lite.storage.SampleDecoder` gives it:
 #: :class:`energon_lite.extras.media.AVDecoder` by default, or ``AVData``, a container of PyAV, or bytes.
 Media: TypeAlias = object

@@ -16,19 +16,6 @@ from energon_lite.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
     import torch
-__all__ = [
-    "BASE_COLLATIONS",
-    "BASE_FIELDS",
-    "Batch",
-    "CrudeSample",
-    "RestoreKey",
-    "Sample",
-    "SourceInfo",
-    "SourceList",
-    "add_source_info",
-    "base_fields_of",
-    "edataclass",
-]
 
 T = TypeVar("T")
 

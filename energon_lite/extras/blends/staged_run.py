@@ -14,8 +14,8 @@ from energon_lite.documents import Node
 from energon_lite.errors import StateMismatchError
 from energon_lite.extras.blends.stages import StagedBlend, WeightStage, check_stages, last_position
 from energon_lite.extras.blends.weight_schedule import read_schedule, shared_segments
-from energon_lite.loading.blend_weights import StageShare
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity
+from energon_lite.loading.metadataset_keys import StageShare
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -146,7 +146,7 @@ def _digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Stages:
-    """Weights of a blend in stages; see :class:`~energon_lite.loading.blend_weights.BlendSchedule`."""
+    """Weights of a blend in stages; see :class:`~energon_lite.loading.metadataset_keys.BlendSchedule`."""
 
     stages: tuple[WeightStage, ...]
 
@@ -208,7 +208,7 @@ def _shares(weights: Sequence[float]) -> list[Fraction]:
 
 
 class Schedules:
-    """Guest of the key ``weight``: see :class:`~energon_lite.loading.blend_weights.ScheduleGuest`."""
+    """Guest of the key ``weight``: see :class:`~energon_lite.loading.metadataset_keys.ScheduleGuest`."""
 
     def read(self, node: Node) -> Weight:
         return read_schedule(node)

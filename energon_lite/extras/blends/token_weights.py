@@ -21,7 +21,7 @@ import numpy as np
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import ConfigError, DataIndexError
 from energon_lite.extras.blends.weight_schedule import Schedule, Segment, shared_segments
-from energon_lite.loading.makers.metadataset_keys import WeightGuest
+from energon_lite.loading.metadataset_keys import WeightGuest
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
 

@@ -17,7 +17,7 @@ from energon_lite.extras.energon.join_document import joiner, read_join
 from energon_lite.extras.energon.join_table import JoinTable, join_table
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source, sample_loader
-from energon_lite.loading.makers.metadataset_keys import JoinGuest
+from energon_lite.loading.metadataset_keys import JoinGuest
 from energon_lite.samples import Sample, SourceInfo
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers

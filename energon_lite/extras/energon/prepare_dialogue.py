@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -23,9 +23,9 @@ from energon_lite.storage.prepare.sample_document import (
     CRUDE,
     SAMPLE_LOADER,
     check_parts,
+    class_of,
     find_sample_type,
     is_required,
-    loader_template,
     sample_document,
     sample_fields,
 )
@@ -117,13 +117,18 @@ class QuestionDialogue:
         while True:
             chosen = sample_type or _ask_sample_type(scan)
             field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
+            if field_map is None and chosen != CRUDE:
+                return _loader_document(chosen), {SAMPLE_LOADER: _loader_file(scan, chosen)}
             try:
-                document = sample_document(scan, sample_type=chosen, field_map=field_map, use_loader=True)
+                document = sample_document(scan, sample_type=chosen, field_map=field_map)
             except EnergonLiteError as error:
                 click.echo(f"This does not work: {error}\nPlease answer again.")
                 continue
-            uses_loader = field_map is None and chosen != CRUDE
-            return document, {SAMPLE_LOADER: _loader_file(scan, chosen)} if uses_loader else {}
+            return document, {}
+
+    def begin_loader(self, scan: DatasetScan, sample_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the document of samples whose fields a file of code defines, and a template of that file."""
+        return _loader_document(sample_type), {SAMPLE_LOADER: loader_template(sample_type, scan.parts)}
 
     def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
         """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
@@ -181,6 +186,50 @@ def _loader_file(scan: DatasetScan, sample_type: str) -> str:
         os.replace(there, f"{there}.bak")
         click.echo(f"  The old one is now {SAMPLE_LOADER}.bak.")
     return loader_template(sample_type, scan.parts)
+
+
+def _loader_document(sample_type: str) -> dict[str, Any]:
+    """Return the document that leaves the fields to two functions in :data:`SAMPLE_LOADER`."""
+    return {
+        "sample_type": class_of(sample_type),
+        "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
+        "part_filter": f"{SAMPLE_LOADER}:part_filter",
+    }
+
+
+def loader_template(sample_type: str, parts: Iterable[str]) -> str:
+    """Return the text of :data:`SAMPLE_LOADER`, with a line to complete for each field. The file is code: it runs only
+    if the caller gives ``trust_code=True``.
+
+    Args:
+        sample_type: name of the sample class.
+        parts: names of the parts that samples have.
+
+    Example:
+        >>> print(loader_template("TextSample", ["txt"]))
+        ...
+            return {
+                "text": raw["TODO"],  # str, required
+            }
+    """
+    fields = "".join(
+        f'        "{field.name}": raw["TODO"],  # {field.type}, '
+        f"{'required' if is_required(field) else 'may be left out'}\n"
+        for field in sample_fields(sample_type)
+    )
+    return f'''"""How a {sample_type} is made of the parts of a sample. Replace each TODO."""
+
+
+def sample_loader(raw):
+    """The fields of a sample; raw has its decoded parts by name, and __key__."""
+    return {{
+{fields}    }}
+
+
+def part_filter(part):
+    """Whether a part is needed: others are neither read nor decoded."""
+    return part in {sorted(parts)!r}
+'''
 
 
 def _ask_sample_type(scan: DatasetScan) -> str:

@@ -64,7 +64,7 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
     """
     plan = dataset.plan
     title = type(dataset).__name__
-    if dataset.loops or type(dataset) not in (PlannedDataset, LaneDataset):
+    if dataset.loops is not None or type(dataset) not in (PlannedDataset, LaneDataset):
         raise UsageError(f"where samples are in a wrapped {title} is not known", fix="audit the one inside")
     if isinstance(dataset, LaneDataset) and type(plan) is ChunkPlan:
         return _InLanes(dataset, None if state is None else dataset.cursor(state, whole=True))

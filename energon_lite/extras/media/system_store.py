@@ -155,7 +155,7 @@ _KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
 
 
 def open_stores(aux: Mapping[str, AuxReference], primary: AnySource | None, /) -> dict[str, FileStore[Any]]:
-    """Open the stores of a leaf; see :class:`~energon_lite.loading.makers.metadataset_keys.StoreGuest`."""
+    """Open the stores of a leaf; see :class:`~energon_lite.loading.metadataset_keys.StoreGuest`."""
     stores = {name: _opened(name, reference) for name, reference in aux.items()}
     if primary is not None:
         stores["primary"] = _primary(primary)

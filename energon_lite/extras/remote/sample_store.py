@@ -18,6 +18,7 @@ import numpy as np
 
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
+from energon_lite.extras.wire import pack, unpack
 from energon_lite.hooks import (
     HookContext,
     Hooks,
@@ -27,10 +28,9 @@ from energon_lite.hooks import (
     code_hash,
     returns_its_argument,
 )
-from energon_lite.loading.executors.wire import pack, unpack
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
-from energon_lite.loading.makers.sample_store import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.storage.samples.sample_loader import SampleLoader
 

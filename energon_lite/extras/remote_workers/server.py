@@ -24,12 +24,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
 from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, Frame, FrameError, frame, frames, send_some
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.extras.remote_workers.tcp_workers import keep_alive
-from energon_lite.loading.executors import wire
 from energon_lite.loading.executors.transport import Message
 from energon_lite.loading.executors.worker_process import (
     TrainerEnd,

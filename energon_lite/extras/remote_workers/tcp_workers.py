@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TcpWorkers, host_and_port, secret_in
 from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, FrameError, frame, frames, send_some
 from energon_lite.extras.remote_workers.handshake import RefusedError, join
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
 from energon_lite.extras.remote_workers.run_card import run_card
-from energon_lite.loading.executors import wire
 from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.worker_handle import trainer_ends

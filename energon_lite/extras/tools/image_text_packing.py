@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from energon_lite.batching.positions import mrope_positions
 from energon_lite.batching.sequence_batches import PackedBatch, TokenSequence, next_token_pairs, pack_sequences
 from energon_lite.errors import SkipSample, UsageError
+from energon_lite.extras.tools.positions import mrope_positions
 from energon_lite.hooks import TaskEncoder, stateless
 from energon_lite.samples import (
     CaptioningSample,
@@ -36,7 +36,7 @@ class ImageTextRow(PackedBatch):
 
     Args:
         mrope_position_ids: int64 ``[3, 1, length]``: frame, row and column of each position, from 0 in each sample; see
-            :func:`~energon_lite.batching.positions.mrope_positions`.
+            :func:`~energon_lite.extras.tools.positions.mrope_positions`.
         image_grids: int64 ``[images, 3]``: frames, rows and columns of each image, in positions of the row.
         image_starts: int64 ``[images]``: position in the row at which each image begins.
     """

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from energon_lite.entry_points import RemoteWorkers, load, workers
@@ -93,11 +92,14 @@ class OwnWatchdog:
 
 
 class PoolRequest(NamedTuple):
-    """Arguments of a pool with workers elsewhere.
+    """Arguments of an executor, from its loader.
 
     Args:
-        runner, num_workers, options, work: those of a :class:`~energon_lite.loading.executors.worker_pool.WorkerPool`.
-        described: description of the workers elsewhere.
+        runner: runner of a job.
+        num_workers: number of workers; 0: this process runs the jobs, unless there are workers elsewhere.
+        options: options for starting, watching and limiting the workers.
+        work: record of the workers' time, including that of workers that were stopped.
+        described: description of workers elsewhere; None: there are none.
         identity: identity of the data set, as it is stored in states.
     """
 
@@ -105,7 +107,7 @@ class PoolRequest(NamedTuple):
     num_workers: int
     options: PoolOptions
     work: WorkSeconds
-    described: RemoteWorkers | str
+    described: RemoteWorkers | str | None
     identity: Mapping[str, Any]
 
 
@@ -131,33 +133,18 @@ def _pool_of(described: RemoteWorkers | str) -> Callable[[PoolRequest], Executor
 class ExecutorHandle:
     """Handle that starts and stops the workers.
 
-    Args:
-        runner: runner of a job.
-        num_workers: number of workers; 0: this process runs the jobs.
-        options: options for starting, watching and limiting the workers.
-        work: record of the workers' time, including that of workers that were stopped.
-        elsewhere: workers elsewhere, and the identity of the data set as it is stored in states; None: none.
-
     Raises:
         UsageError: the hooks cannot be run in threads; or there are no such workers.
     """
 
-    def __init__(
-        self,
-        runner: JobRunner,
-        num_workers: int,
-        options: PoolOptions,
-        work: WorkSeconds,
-        elsewhere: tuple[RemoteWorkers | str, Mapping[str, Any]] | None = None,
-    ):
-        self._runner = runner
-        self._num_workers = num_workers
-        self._options = options
-        request = None if elsewhere is None else PoolRequest(runner, num_workers, options, work, *elsewhere)
-        self._open = None if request is None else partial(_pool_of(request.described), request)
-        self._has_pool = bool(num_workers) or request is not None
-        if num_workers and options.start_method == "thread":
-            from energon_lite.loading.executors.thread_worker import check_threads
+    def __init__(self, request: PoolRequest):
+        self._request = request
+        runner = request.runner
+        options = request.options
+        self._open = None if request.described is None else _pool_of(request.described)
+        self._has_pool = bool(request.num_workers) or self._open is not None
+        if request.num_workers and options.start_method == "thread":
+            from energon_lite.loading.executors.worker_handle import check_threads
 
             check_threads(runner)
         if not self._has_pool and options.trace:
@@ -166,7 +153,7 @@ class ExecutorHandle:
         self.watchdog = None if self._has_pool or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
-        self.work = work
+        self.work = request.work
 
     @property
     def worker_deaths(self) -> int:
@@ -207,14 +194,15 @@ class ExecutorHandle:
         """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
             COUNTS.take()  # drop the counts of earlier reads in this process
+            request = self._request
             if self._open is not None:
-                self._executor = self._open()
-            elif self._num_workers:
+                self._executor = self._open(request)
+            elif request.num_workers:
                 from energon_lite.loading.executors.worker_pool import WorkerPool
 
-                self._executor = WorkerPool(self._runner, self._num_workers, self._options, self.work)
+                self._executor = WorkerPool(request.runner, request.num_workers, request.options, request.work)
             else:
-                self._executor = InlineExecutor(self._runner, self.work)
+                self._executor = InlineExecutor(request.runner, request.work)
         return self._executor
 
     def close(self) -> bool:
@@ -231,5 +219,5 @@ class ExecutorHandle:
 
     def _take_reads(self) -> None:
         """Add the bytes that this process has read since the last timed job, if it runs the jobs."""
-        if self._executor is not None and (not self._has_pool or self._options.start_method == "thread"):
+        if self._executor is not None and (not self._has_pool or self._request.options.start_method == "thread"):
             self.work.reads += COUNTS.take()

@@ -1,4 +1,5 @@
-"""Shared memory that a worker writes and the trainer process reads: large results do not pass through the pipe.
+"""Shared memory that a worker writes and the trainer process reads: large results, which do not pass through the pipe,
+and notes on a worker that dies or hangs.
 
 A worker has a few segments. It writes a result into a free segment; the trainer's tensors refer to this memory, and
 when the last of them is deleted, the segment is free again. So nothing is allocated, cleared or mapped per batch. If
@@ -10,8 +11,13 @@ has no name in ``/dev/shm`` that could be left over, and is freed with the last 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import mmap
 import os
+import signal
+import struct
+import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing import context, reduction
@@ -19,7 +25,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "write"]
+from energon_lite.loading.makers.outcomes import Address
+
+__all__ = [
+    *("MappedSegment", "MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "WorkerCrashLog", "mapped_at"),
+    "write",
+]
 
 #: Unit of the size of a segment, in bytes.
 _STEP = 1 << 20
@@ -133,22 +144,51 @@ class SegmentWriter:
         return number
 
 
+class MappedSegment:
+    """Segment as the trainer process has it mapped, for code that copies from there in a way of its own.
+
+    It is deleted when the segment is closed, or mapped anew because it has grown; only then is the memory unmapped. So
+    a :class:`weakref.finalize` of it runs while the memory is still there.
+
+    Attributes:
+        memory: the map.
+        address, size: its place in this process, in bytes.
+    """
+
+    __slots__ = ("__weakref__", "address", "memory", "size")
+
+    def __init__(self, memory: mmap.mmap):
+        self.memory = memory
+        self.size = len(memory)
+        self.address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        _mapped[self.address] = self
+
+
+_mapped: weakref.WeakValueDictionary[int, MappedSegment] = weakref.WeakValueDictionary()
+
+
+def mapped_at(address: int) -> MappedSegment | None:
+    """Return the segment that has an address of this process; None: the address is not in a segment."""
+    found = (one() for one in _mapped.valuerefs())
+    return next((one for one in found if one is not None and 0 <= address - one.address < one.size), None)
+
+
 class SegmentReader:
     """Reader of segments, in the trainer process."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, MappedSegment] = {}
         #: Segments without references. Finalizers fill it, so only operations that cannot be interrupted are used.
         self._released: list[int] = []
 
     def view(self, number: int, size: int) -> memoryview:
         """Return a message in a segment. The segment is released when this view, and all its users, are deleted."""
         mapped = self._maps.get(number)
-        if mapped is None or len(mapped) < size:
-            mapped = mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION)
+        if mapped is None or mapped.size < size:
+            mapped = MappedSegment(mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION))
             self._maps[number] = mapped
-        memory = np.frombuffer(mapped, dtype=np.uint8, count=size)
+        memory = np.frombuffer(mapped.memory, dtype=np.uint8, count=size)
         weakref.finalize(memory, self._released.append, number).atexit = False
         return memoryview(memory)  # type: ignore[arg-type]
 
@@ -163,3 +203,96 @@ class SegmentReader:
         """Forget the segments; objects that refer to them keep their memory."""
         self._maps.clear()
         self._segments.close()
+
+
+# A worker that was killed cannot report anything, and a worker that hangs in foreign code cannot be asked in Python. So
+# both are written to memory that the trainer process reads: the next step (only if a job is run again after a worker
+# died in it, because it costs a system call for each step), and the stacks of all threads, which a signal handler of
+# Python's ``faulthandler`` writes.
+
+#: Seconds that a worker has to write its stacks.
+_PATIENCE = 1.0
+#: Seconds between two checks for the stacks.
+_LOOK = 0.01
+#: Size of a note in bytes.
+_NOTE = 512
+#: Bytes of the stacks that are shown, at most.
+_STACK = 16 << 10
+
+
+class WorkerCrashLog:
+    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` no notes are written.
+
+    As an observer of a runner it notes each step of each sample.
+    """
+
+    sees_samples = times_samples = True
+
+    def __init__(self) -> None:
+        self._stacks = MemoryFile()
+        self._steps = MemoryFile()
+        self._is_possible = self._steps.descriptor >= 0
+
+    def close(self) -> None:
+        """Release the memory in this process."""
+        self._stacks.close()
+        self._steps.close()
+
+    # -- in the worker --------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Install the handler of SIGUSR1, which writes the stacks of all threads."""
+        if not self._is_possible:
+            return
+        faulthandler.register(signal.SIGUSR1, file=self._stacks.descriptor, all_threads=True, chain=False)
+        os.pwrite(self._steps.descriptor, struct.pack("<d", time.monotonic()), _NOTE)
+
+    def begin(self) -> None:
+        self._note("")
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        self._note(f"{stage} of {key}" + ("" if leaf == "*" else f" of {leaf}"))
+
+    def end(self, addresses: Sequence[Address | None]) -> None:
+        pass
+
+    def _note(self, step: str) -> None:
+        if self._is_possible:
+            os.pwrite(self._steps.descriptor, step.encode("utf-8", "replace")[:_NOTE].ljust(_NOTE, b"\0"), 0)
+
+    # -- in the trainer -------------------------------------------------------------------------------------------
+
+    def began(self) -> float | None:
+        """Return the time at which the worker was ready, by the monotonic clock; None: it is still being started."""
+        if not self._is_possible:
+            return 0.0
+        written = os.pread(self._steps.descriptor, 8, _NOTE)
+        return struct.unpack("<d", written)[0] if len(written) == 8 else None
+
+    def last_step(self) -> str:
+        """Return the step that was noted last; "" if there is none."""
+        if not self._is_possible or not self._steps.close.alive:
+            return ""
+        return os.pread(self._steps.descriptor, _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
+
+    def stacks(self, worker: Any) -> str:
+        """Return the stacks of the threads of a worker's process, or the reason why there are none."""
+        if not self._is_possible:
+            return "(its stack cannot be shown on this system)"
+        if self.began() is None:
+            return "(it has not begun to work: it is still being started)"
+        stacks = self._stacks.descriptor
+        # Both processes share the file offset, so this lets the worker write from the beginning, too.
+        os.ftruncate(stacks, 0)
+        os.lseek(stacks, 0, os.SEEK_SET)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGUSR1)
+        size = 0
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK)
+            before = size
+            size = os.fstat(stacks).st_size
+            if size and size == before:
+                return os.pread(stacks, _STACK, 0).decode("utf-8", "replace").rstrip()
+        return "(it does not answer: it is stopped, or waits for the system)"

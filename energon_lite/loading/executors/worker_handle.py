@@ -1,39 +1,53 @@
-"""Handles of workers in their trainer: of any kind, with the jobs that it was given; and that of a process."""
+"""Handles of workers in their trainer, with the jobs that each was given: processes, and threads of the trainer."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import forkserver, process
+from multiprocessing import forkserver, get_context, process
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from energon_lite.errors import UsageError, WorkerError, listed
-from energon_lite.loading.executors import fork_server
-from energon_lite.loading.executors.channels import Channel, PipeChannel
-from energon_lite.loading.executors.observation import WorkerCrashLog
-from energon_lite.loading.executors.segments import SegmentReader, Segments
-from energon_lite.loading.executors.worker_process import STOP_SIGNALS, can_kernel_watch, serve
+from energon_lite.errors import UsageError
+from energon_lite.loading.executors import torch_worker_info
+from energon_lite.loading.executors.channels import Channel, PipeChannel, WakingChannel
+from energon_lite.loading.executors.segments import SegmentReader, Segments, WorkerCrashLog
+from energon_lite.loading.executors.worker_process import (
+    SERVER_FOLDER,
+    STOP_SIGNALS,
+    Answer,
+    answer,
+    can_kernel_watch,
+    serve,
+)
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
+from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
+from energon_lite.tensors import map_tensors
+from energon_lite.worker_config import set_worker_number
 
 __all__ = [
     "LocalHandle",
-    "ProcessHandle",
     "WorkerHandle",
+    "check_threads",
     "end_workers",
     "fewest_jobs",
-    "gave_up",
     "kill_workers",
+    "local_handle",
     "trainer_ends",
 ]
 
@@ -109,49 +123,42 @@ class LocalHandle(WorkerHandle):
     Args:
         number: number of the worker in its pool.
         channel: channel to the worker.
-        notes: the worker's last step and stacks.
         process: the process or the thread.
     """
 
-    def __init__(self, number: int, channel: Channel, notes: WorkerCrashLog, process: Any):
+    def __init__(self, number: int, channel: Channel, process: Any):
         super().__init__(number, channel)
-        self.notes = notes
         self.process = process
 
     def start(self) -> None:
         self.process.start()
 
-    def busy_seconds(self, now: float) -> float:
-        began = self.notes.began()  # its own start only counts after _START_SECONDS
-        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
-    def last_step(self) -> str:
-        return self.notes.last_step()
-
-    def stacks(self) -> str:
-        return self.notes.stacks(self.process)
-
-    def close(self) -> None:
-        super().close()
-        self.notes.close()
-
-
-class ProcessHandle(LocalHandle):
-    """Handle of a worker that is a process.
+def local_handle(
+    method: str, number: int, runner: JobRunner, segments: int, *, trace: bool, peers: int
+) -> ProcessHandle | ThreadHandle:
+    """Return the handle of a worker that is not started yet.
 
     Args:
-        context: context of the start method: fork, forkserver or spawn.
+        method: start method: fork, forkserver, spawn; or thread.
         number: number of the worker in its pool.
         runner: runner of a job.
         segments: number of large results that may be in shared memory at the same time.
         trace: time the stages of each batch.
         peers: number of workers of this rank.
     """
+    if method == "thread":
+        return ThreadHandle(number, runner, trace, peers)
+    return ProcessHandle(get_context(method), number, runner, segments, trace, peers)
 
-    def __init__(self, context: BaseContext, number: int, runner: JobRunner, *, segments: int, trace: bool, peers: int):
+
+class ProcessHandle(LocalHandle):
+    """Handle of a worker that is a process."""
+
+    def __init__(self, context: BaseContext, number: int, runner: JobRunner, segments: int, trace: bool, peers: int):
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
-        notes = WorkerCrashLog()
+        self._notes = WorkerCrashLog()
         channel = PipeChannel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":
@@ -161,17 +168,17 @@ class ProcessHandle(LocalHandle):
         watched = (os.getpid(), can_kernel_watch(method))
         made = context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(self._theirs, memory, notes, runner, *watched, inherited, trace, peers),
+            args=(self._theirs, memory, self._notes, runner, *watched, inherited, trace, peers),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
-        super().__init__(number, channel, notes, made)
+        super().__init__(number, channel, made)
 
     def start(self) -> None:
         # The signals are blocked until the worker ignores them, which takes a moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            self.process.start()
+            super().start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._theirs.close()
@@ -179,6 +186,10 @@ class ProcessHandle(LocalHandle):
     @property
     def handles(self) -> list[int]:
         return [self.channel.fileno(), self.process.sentinel]
+
+    def busy_seconds(self, now: float) -> float:
+        began = self._notes.began()  # its own start only counts after _START_SECONDS
+        return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
     def end_text(self) -> str:
         code = self.process.exitcode
@@ -189,6 +200,16 @@ class ProcessHandle(LocalHandle):
         except ValueError:
             return f"ended with signal {-code}"
 
+    def last_step(self) -> str:
+        return self._notes.last_step()
+
+    def stacks(self) -> str:
+        return self._notes.stacks(self.process)
+
+    def close(self) -> None:
+        super().close()
+        self._notes.close()
+
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.process.pid})"
 
@@ -198,11 +219,11 @@ def _prepare_server(context: BaseContext) -> None:
 
     Its socket is in a separate folder: the default folder may belong to the process that started this one.
     """
-    context.set_forkserver_preload(["__main__", fork_server.__name__, serve.__module__, "torch"])
+    context.set_forkserver_preload(["__main__", serve.__module__, "torch"])
     folder = tempfile.mkdtemp(prefix="pymp-")
     config = process.current_process()._config  # type: ignore[attr-defined]  # read by get_temp_dir(); no public way
     usual = config.get("tempdir")
-    config["tempdir"] = os.environ[fork_server.FOLDER] = folder
+    config["tempdir"] = os.environ[SERVER_FOLDER] = folder
     try:
         forkserver.ensure_running()
     except ChildProcessError:
@@ -211,12 +232,110 @@ def _prepare_server(context: BaseContext) -> None:
             fix="use start_method='fork' or 'spawn' there",
         ) from None
     finally:
-        del os.environ[fork_server.FOLDER]
+        del os.environ[SERVER_FOLDER]
         config["tempdir"] = usual
         if os.listdir(folder):
             Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # in case the server is killed
         else:
             os.rmdir(folder)
+
+
+# Reads, and decoding in C, run in parallel with each other and with the trainer. Python code in hooks does not: it
+# holds the interpreter's lock and slows down the trainer.
+
+
+def check_threads(runner: JobRunner) -> None:
+    """Check that threads can run jobs; warn if its hooks will have to wait for each other.
+
+    Raises:
+        UsageError: threads cannot run them.
+    """
+    if runner.seeded_hooks:
+        logger.warning(
+            "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
+            "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
+            "that do not draw from them @stateless(restore_seeds=False), or use processes.",
+            ", ".join(sorted(runner.seeded_hooks)),
+            type(runner.encoder).__name__,
+        )
+    if reads_ahead(runner.leaves):
+        raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
+
+
+class ThreadHandle(LocalHandle):
+    """Handle of a worker that is a thread; all of them share the hooks."""
+
+    def __init__(self, number: int, runner: JobRunner, trace: bool, peers: int):
+        channel = _ThreadChannel()
+        name = f"energon-lite-thread-{number}"
+        args = (channel, _own(runner), number, trace, peers)
+        thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
+        super().__init__(number, channel, thread)
+
+    def stacks(self) -> str:
+        frame = sys._current_frames().get(self.process.ident)
+        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+    def __str__(self) -> str:
+        return f"thread {self.process.name}"
+
+
+class _ThreadChannel(WakingChannel):
+    """Channel to a thread, without pickling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: SimpleQueue[Sequence[tuple[int, Job]] | None] = SimpleQueue()
+
+    def send(self, jobs: Sequence[tuple[int, Job]], *, noted: bool) -> None:
+        self.jobs.put(jobs)
+
+    def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
+        """Send answers; called by the thread."""
+        ((_, ok, value),) = answers
+        self.put((answers, seconds, said), _size_of(value[0]) if ok else 0)
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        super().close()
+
+
+def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, peers: int) -> None:
+    """Run the jobs of a thread until its channel is closed."""
+    set_worker_number(number, thread=True)
+    torch_worker_info.tell(number, peers, thread=True)
+    if trace:
+        runner.services.observers = (StageTimer(runner.leaves, number),)
+    said: list[Times] = []
+    timer = JobTimer(said.append)
+    while (jobs := channel.jobs.get()) is not None:
+        for ticket, job in jobs:
+            if channel.is_closed:
+                return
+            began = time.monotonic()
+            made = answer(runner, ticket, job, timer if began >= timer.due else None)
+            channel.answer([made], time.monotonic() - began, said.copy())
+            said.clear()
+
+
+def _own(runner: JobRunner) -> JobRunner:
+    """Return a copy of a runner for one thread that does not share open files and plans of leaves."""
+    own = copy.copy(runner)
+    own.services = runner.services.for_thread()
+    own.leaves = leaves_apart(runner.leaves)
+    return own
+
+
+def _size_of(batch: Any) -> int:
+    """Return the size of the tensors in a batch, in bytes."""
+    sizes = [0]
+
+    def add(tensor: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(add, batch)
+    return sum(sizes)
 
 
 def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
@@ -257,20 +376,3 @@ def fewest_jobs(workers: Sequence[WorkerHandle], most: int) -> WorkerHandle | No
     """Return the worker with the fewest jobs; None: all have more than ``most``."""
     worker = min(workers, key=lambda worker: len(worker.tickets), default=None)
     return worker if worker is not None and len(worker.tickets) <= most else None
-
-
-def gave_up(runner: JobRunner, job: Job, last: WorkerHandle, died: str, end: str) -> WorkerError:
-    """Return the error of a job in which workers have died.
-
-    Args:
-        died: their number.
-        end: end of the last one.
-    """
-    names = [f"{runner.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
-    step = last.last_step()
-    return WorkerError(
-        f"{died} died while making the same micro-batch; the last one {end}" + (f" in {step}" if step else ""),
-        where=f"micro-batch {job.number} of pass {job.pass_number}: samples {listed(names)}",
-        fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
-        "restore_sample makes the same batch in this process",
-    )

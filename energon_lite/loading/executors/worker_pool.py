@@ -16,18 +16,10 @@ import time
 from collections import deque
 from multiprocessing.util import Finalize
 
-from energon_lite.errors import UsageError, WorkerError
+from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
-from energon_lite.loading.executors.thread_worker import ThreadHandle
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.worker_handle import (
-    ProcessHandle,
-    WorkerHandle,
-    end_workers,
-    fewest_jobs,
-    gave_up,
-    kill_workers,
-)
+from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers, fewest_jobs, kill_workers, local_handle
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
@@ -86,8 +78,7 @@ class WorkerPool(Executor):
         self._seconds = _UNKNOWN  # moving average of the seconds of a job
         self._poll = select.poll()
         method = self._options.start_method
-        self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
-        if num_workers and self._context is not None and multiprocessing.current_process().daemon:
+        if num_workers and method != "thread" and multiprocessing.current_process().daemon:
             raise UsageError(
                 "worker processes of a process that is a daemon (daemon=True, or of a multiprocessing.Pool): Python "
                 "lets it have none",
@@ -206,22 +197,17 @@ class WorkerPool(Executor):
 
     def _start(self, number: int) -> None:
         """Start a worker. It is stored before it is started, so that it is known even after an interrupt."""
-        runner = self._runner
-        trace = self._options.trace
+        method = self._options.start_method
         segments = self._base_depth + _WITH_USER
-        worker: WorkerHandle
-        if self._context is None:
-            worker = ThreadHandle(number, runner, trace=trace, peers=self._num_workers)
-        else:
-            worker = ProcessHandle(
-                self._context, number, runner, segments=segments, trace=trace, peers=self._num_workers
-            )
+        worker = local_handle(
+            method, number, self._runner, segments, trace=self._options.trace, peers=self._num_workers
+        )
         self._workers[number : number + 1] = [worker]
         try:
             worker.start()
         except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
-            if self._options.start_method in ("spawn", "forkserver"):
-                raise_unpicklable(runner.encoder, self._options.start_method, error)
+            if method in ("spawn", "forkserver"):
+                raise_unpicklable(self._runner.encoder, method, error)
             raise
         for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
@@ -353,8 +339,7 @@ class WorkerPool(Executor):
             running = lost[0]
             self._deaths[running] = self._deaths.get(running, 0) + worker.blame
             if self._deaths[running] >= MAX_DEATHS:
-                job, died = self._jobs.pop(running), f"{MAX_DEATHS} workers"
-                self._done[running] = gave_up(self._runner, job, worker, died, end)
+                self._done[running] = self._gave_up(self._jobs.pop(running), worker, end)
                 lost.remove(running)
         for handle in worker.handles:
             self._poll.unregister(handle)
@@ -370,6 +355,17 @@ class WorkerPool(Executor):
         """Start a worker in place of one that has ended; return a text on that."""
         self._start(worker.number)
         return "it is replaced"
+
+    def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
+        names = [f"{self._runner.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
+        step = worker.last_step()
+        return WorkerError(
+            f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
+            + (f" in {step}" if step else ""),
+            where=f"micro-batch {job.number} of pass {job.pass_number}: samples {listed(names)}",
+            fix="look for a crash or for too much memory in the decoding or the hooks of these samples; "
+            "restore_sample makes the same batch in this process",
+        )
 
     def _too_slow(self, ticket: int) -> float | None:
         """Handle a result that is overdue. Return the time of the next check; None: no further check."""

@@ -6,11 +6,13 @@ pipe is closed, or when their trainer has ended. On SIGUSR1 they write their sta
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -24,8 +26,7 @@ from typing import Any, Protocol
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
-from energon_lite.loading.executors.observation import WorkerCrashLog
-from energon_lite.loading.executors.segments import Segments, SegmentWriter
+from energon_lite.loading.executors.segments import Segments, SegmentWriter, WorkerCrashLog
 from energon_lite.loading.executors.transport import Message, WholeMessages, pack, receive, send, unpack, unsendable
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
@@ -35,6 +36,7 @@ from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.worker_config import set_worker_number
 
 __all__ = [
+    "SERVER_FOLDER",
     "STOP_SIGNALS",
     "Answer",
     "TrainerEnd",
@@ -135,6 +137,14 @@ def _is_there(trainer: int) -> bool:
         pass
     return True
 
+
+#: Environment variable of a fork server that was started for loaders: the folder of its socket. The process that
+#: started the server removes the folder when it ends, unless it is killed. The server ends shortly after that process
+#: in any case, so it removes the folder, too.
+SERVER_FOLDER = "ENERGON_LITE_FORK_SERVER_FOLDER"
+
+if SERVER_FOLDER in os.environ:  # only in that server, which imports this module when it starts
+    atexit.register(shutil.rmtree, os.environ.pop(SERVER_FOLDER), ignore_errors=True)
 
 #: Signals that end a trainer, but not its workers.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -10,23 +10,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted
 from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.state import CursorFields, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import Rebase
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Identity", "LeafIdentity", "Loop", "SavableDataset"]
+__all__ = ["Identity", "LeafIdentity", "SavableDataset"]
 
 #: Characters spent on the digests of all leaves together.
 _DIGEST_BUDGET = 512
@@ -159,25 +160,6 @@ class Identity:
         return counts + different[:5] + more
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A loop around the loops inside it.
-
-    Args:
-        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
-            the other; ``epoch``: a number of steps that continue after those of the loop before.
-        count: steps of each rank, or repetitions; 0: endless.
-    """
-
-    kind: Literal["limit", "repeat", "epoch"]
-    count: int
-
-    @property
-    def by_steps(self) -> bool:
-        """True if the loop counts steps, and not repetitions."""
-        return self.kind != "repeat"
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavableDataset:
     """Data set returned by ``get_train_dataset`` and ``get_val_dataset``. Immutable; its loaders share nothing.
@@ -196,7 +178,8 @@ class SavableDataset:
         rebase: the blend begins in the middle of a run that had another blend before.
         limit: largest number of steps in a pass, with the world size at its beginning; None: no limit.
         drop_last: a pass ends with the last step in which every rank has a micro-batch.
-        loops: wrappers around ``for`` loops, from the inside out; empty: a loop is a pass, or ``loop_length`` steps.
+        loops: makes the iterators of its loaders, given the class of its own iterators, with loops around its loops;
+            None: a loop is a pass, or ``loop_length`` steps.
         once: there is a single pass, and ranks do not wait for each other: a rank gets no batches without samples,
             and ends when it has no samples left.
     """
@@ -216,7 +199,7 @@ class SavableDataset:
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
-    loops: tuple[Loop, ...] = ()
+    loops: Callable[[type[DatasetIterator]], Callable[..., DatasetIterator]] | None = None
     once: bool = False
 
     @property

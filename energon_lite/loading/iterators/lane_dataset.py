@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from typing_extensions import Self
-
 from energon_lite.batching.plan import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import (
@@ -27,16 +25,12 @@ from energon_lite.loading.iterators.state import (
     checked,
     damaged,
     saved_batch_size,
-    saved_settings,
 )
 from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
 
-__all__ = ["PUSHBACK", "LaneDataset"]
-
-#: Setting of a run in which samples that are pushed back at a chunk's end are handed over to a later chunk.
-PUSHBACK = "pushback"
+__all__ = ["LaneDataset"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -150,17 +144,6 @@ class LaneDataset(SavableDataset):
             for number, place in ((at.chunk, at.place), *at.tails, *at.begins):
                 if not self.plan.is_behind(number, place.unit, stride):
                     raise damaged("cursors", f"chunk {number} begins at position {place.unit}")
-
-    def at(self, state: Any) -> Self:
-        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. A state without the pushback setting was
-        saved by a release that dropped samples pushed back at a chunk's end: its run continues to drop them."""
-        dataset = super().at(state)
-        settings = saved_settings(state)
-        if not dataset.plan.pushback or settings is None or PUSHBACK in settings:
-            return dataset
-        own = {name: value for name, value in dataset.identity.settings.items() if name != PUSHBACK}
-        identity = replace(dataset.identity, settings=own)
-        return replace(dataset, plan=replace(dataset.plan, pushback=False), identity=identity)
 
     def _check_batch_size(self, state: State) -> None:
         """Refuse a state that differs in nothing but the batch size, with a message that says how to proceed."""

@@ -130,7 +130,7 @@ class PlannedDataset(SavableDataset):
 
     def state_at(self, position: int) -> State:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
-        if self.loops:
+        if self.loops is not None:
             return super().state_at(position)
         if position < 0:
             raise UsageError(f"there is no micro-batch {position}", fix="count from 0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from energon_lite.batching.plan import Place
@@ -210,8 +210,4 @@ def iterator_class(dataset: SavableDataset) -> Callable[..., DatasetIterator]:
         from energon_lite.loading.iterators.lane_iterator import LaneIterator
 
         kind = LaneIterator
-    if not dataset.loops:
-        return kind
-    from energon_lite.loading.iterators.loops import LoopedIterator
-
-    return partial(LoopedIterator, kind)
+    return kind if dataset.loops is None else dataset.loops(kind)

@@ -36,7 +36,6 @@ __all__ = [
     "read_rebase",
     "resized",
     "saved_batch_size",
-    "saved_settings",
     "steps_to",
 ]
 
@@ -125,13 +124,6 @@ def make_state(
 def kind_of(state: Any) -> Any:
     """Return the kind that a state declares, unchecked; see :data:`KINDS`."""
     return state.get("kind") if isinstance(state, Mapping) else None
-
-
-def saved_settings(state: Any) -> Mapping[str, Any] | None:
-    """Return the settings of the run that a state was saved in; None if it has none."""
-    identity = state.get("identity") if isinstance(state, Mapping) else None
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    return settings if isinstance(settings, Mapping) else None
 
 
 def checked(state: Any, kind: str | None = None) -> CursorFields:
@@ -254,7 +246,9 @@ _MOST = 1 << 32
 
 def saved_batch_size(state: Any) -> Any:
     """Return the ``batch_size`` that a state was saved with; None if batches are single samples or it is not stored."""
-    size = (saved_settings(state) or {}).get(BATCH_SIZE)
+    identity = state.get("identity") if isinstance(state, Mapping) else None
+    settings = identity.get("settings") if isinstance(identity, Mapping) else None
+    size = settings.get(BATCH_SIZE) if isinstance(settings, Mapping) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
 
 

@@ -177,7 +177,7 @@ class BatchRunner(JobRunner):
 
     def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
         """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
-        if self.sample_hooks or not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
+        if not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
         if any(observer.times_samples for observer in self.services.observers):
             return None
@@ -230,7 +230,7 @@ class BatchRunner(JobRunner):
             outcomes: list to which the outcomes are appended.
             number: number of the micro-batch.
         """
-        together = None if attempt else self._all_samples(addresses)
+        together = None if attempt or self.sample_hooks else self._all_samples(addresses)
         if together is not None:
             outcomes += [address[0] for address in addresses]
             return together, addresses

@@ -23,9 +23,9 @@ from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.job_runner import SAMPLE
 from energon_lite.loading.makers.leaf import SampleNames
+from energon_lite.loading.makers.observers import StoredSample
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set_restore_key
 from energon_lite.loading.makers.sample_length import PackSelection
-from energon_lite.loading.makers.sample_store import StoredSample
 from energon_lite.order.hashing import HashDomain
 
 __all__ = ["ChunkItems"]

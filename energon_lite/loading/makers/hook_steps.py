@@ -84,7 +84,7 @@ class HookSteps:
         try:
             if self.services.observers:
                 self.tell(stage, leaf, key if isinstance(key, str) else f"{self.names(key):short}")
-            if stage in self.seeded_hooks and (context := running_context()) is not None:
+            if stage in self.seeded_hooks and (context := running_context()) is not None and context.seeds:
                 context.seed_globals()
             value = step(*arguments)
             if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):

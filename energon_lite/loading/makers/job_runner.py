@@ -29,9 +29,8 @@ from energon_lite.loading.makers.hook_errors import (
 )
 from energon_lite.loading.makers.hook_steps import HookSteps
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
-from energon_lite.loading.makers.observers import Services
+from energon_lite.loading.makers.observers import ReadSample, Services, StoredSample
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
-from energon_lite.loading.makers.sample_store import ReadSample, StoredSample
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler

@@ -1,4 +1,6 @@
-"""Observers of the runner, and two that time it: every batch by stage and sample on request, and some jobs always."""
+"""Services of a loader for its runner: observers, two of which time it (every batch by stage and sample on request, and
+some jobs always); and the door for stores of samples after the hooks of single samples, which other ranks, runs and
+epochs find again."""
 
 from __future__ import annotations
 
@@ -6,18 +8,31 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from energon_lite.hooks import HookContext, Hooks, TaskEncoder
+from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
-from energon_lite.loading.makers.sample_store import OpenedSampleStore
 from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["JobTimer", "Observer", "Services", "StageTimer", "Times", "note_transfer", "stage_of"]
+__all__ = [
+    "JobTimer",
+    "Observer",
+    "OpenedSampleStore",
+    "ReadSample",
+    "SampleStore",
+    "Services",
+    "StageTimer",
+    "StoredSample",
+    "Times",
+    "note_transfer",
+    "stage_of",
+]
 
 
 #: Stage of each step that is not a hook.
@@ -267,3 +282,70 @@ class Services:
     def __getstate__(self) -> dict[str, Any]:
         config = self.worker_config
         return vars(self) | {"worker_config": None if config is None else config.for_workers()}
+
+
+class StoredSample(NamedTuple):
+    """A sample that a store had; its restore key has no meaning."""
+
+    value: Any
+
+
+#: Address of a sample, the rows that contain it, and its index in these; of a stored sample, its index in the leaf.
+ReadSample = tuple[Address, Rows | StoredSample, int]
+
+
+class OpenedSampleStore(Protocol):
+    """Store of samples after the hooks of single samples, by address, of one data set.
+
+    Its methods raise nothing if the store cannot be used; the samples are then made.
+    """
+
+    def missing(self, addresses: Sequence[Address]) -> Sequence[Address]:
+        """Return the addresses whose samples must be made."""
+
+    def read(
+        self,
+        rows: Callable[[Sequence[Address], Sequence[Address]], Iterable[ReadSample]],
+        addresses: Sequence[Address],
+        wanted: Sequence[Address],
+    ) -> Iterable[ReadSample]:
+        """Yield the stored sample, or the rows, for each address.
+
+        Args:
+            rows: returns the rows for addresses.
+            addresses: addresses of samples.
+            wanted: addresses of the samples that take their places.
+        """
+
+    def add(self, address: Address, sample: Any, key: tuple[Any, ...], context: HookContext) -> None:
+        """Store a sample that was made.
+
+        Args:
+            address: its address.
+            sample: the sample.
+            key: its restore key.
+            context: context of its hooks: whether they have drawn random numbers, or asked for numbers.
+
+        Raises:
+            FatalSampleError: the store has another sample under this address.
+        """
+
+
+class SampleStore(Protocol):
+    """Store of samples, the argument ``sample_store`` of a loader. It never changes a batch.
+
+    Example:
+        >>> class Everything:
+        ...     def opened(self, leaves, encoder, hooks, seed): return MyStore(leaves)
+        >>> loader = get_savable_loader(dataset, sample_store=Everything())
+    """
+
+    def opened(self, leaves: Sequence[Leaf], encoder: TaskEncoder, hooks: Hooks, seed: int) -> OpenedSampleStore | None:
+        """Return the store of a data set; None: its samples take no work, or cannot be stored.
+
+        Args:
+            leaves: the leaves, in the order's numbering.
+            encoder: the user's hooks.
+            hooks: the hooks that are in use.
+            seed: seed of all random numbers of the hooks.
+        """

@@ -57,22 +57,29 @@ class MeasuredColumns:
         self._source = source
         self._maker = maker
         self._folder = writable_folder(source.path)
-        # Lengths are written last, so that a run that is killed in between is not done, and finds its results.
-        self._fixed = [self._prefix + column for column, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
+        self._fixed = [column for column, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
         self.results = os.path.join(self._folder, f"{self._prefix}{LENGTH if lengths else 'columns'}.results")
         for column in self._fixed:
             self._check_not_hidden(column, ColumnFile)
 
+    def _files(self, shapes: Shapes) -> list[tuple[str, int, type[ColumnFile], str]]:
+        """Return name, width, kind and path of each column, in the order in which they are written: lengths last, so
+        that a run that is killed in between is not done, and finds its results."""
+        widths = {name: abs(width) for name, width in sorted(shapes.items()) if name not in self._fixed}
+        widths |= dict.fromkeys(self._fixed, 0)
+        kinds = {name: RaggedFile if width else ColumnFile for name, width in widths.items()}
+        return [(name, widths[name], kind, self._path(name, kind)) for name, kind in kinds.items()]
+
     def paths(self, shapes: Shapes) -> tuple[str, ...]:
         """Return the paths of the columns' files."""
-        others = [self._path(name, RaggedFile if width else ColumnFile) for name, width in sorted(shapes.items())]
-        return *others, *(column_path(self._folder, column) for column in self._fixed)
+        return tuple(path for *_, path in self._files(shapes))
 
     def _path(self, name: str, kind: type[ColumnFile]) -> str:
         return column_path(self._folder, self._prefix + name, kind.suffix)
 
-    def _check_not_hidden(self, name: str, kind: type[ColumnFile]) -> None:
+    def _check_not_hidden(self, column: str, kind: type[ColumnFile]) -> None:
         """Refuse a column of another maker next to the data: it takes precedence over columns in the user's cache."""
+        name = self._prefix + column
         for file in kind.stored(self._source.path, name):
             if os.path.dirname(file.path) == self._folder:
                 break
@@ -96,19 +103,17 @@ class MeasuredColumns:
     def known(self) -> dict[int, Values]:
         """Return the values of unchanged shards, by row, from the existing columns."""
         index = self._source.index
-        fixed: dict[str, dict[int, Any]] = {}
+        stored = {name: self._unchanged(file) for name, file in self._others()}
         for name in self._fixed:
-            made = [file for file in ColumnFile.stored(self._source.path, name) if self._is_ours(file)]
-            fixed[name] = self._unchanged(made[0]) if made else {}
-        others = {name: self._unchanged(file) for name, file in self._others()}
-        known = [set(rows) for rows in (*fixed.values(), *others.values())]
-        values = {}
-        for row in set.intersection(*known) if known else ():
-            block = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
-            block.lengths = fixed.get(self._prefix + LENGTH, {}).get(row, block.lengths)
-            block.flags = fixed.get(self._prefix + SKIP, {}).get(row, block.flags)
-            block.columns = {name: stored[row] for name, stored in others.items()}
-            values[row] = block
+            files = ColumnFile.stored(self._source.path, self._prefix + name)
+            made = [file for file in files if self._is_ours(file)]
+            stored[name] = self._unchanged(made[0]) if made else {}
+        values = dict[int, Values]()
+        for row in set.intersection(*map(set, stored.values())) if stored else ():
+            columns: dict[str, Any] = {name: rows[row] for name, rows in stored.items()}
+            values[row] = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
+            values[row].flags = columns.pop(SKIP, values[row].flags)
+            values[row].columns = columns
         return values
 
     def _others(self, *, any_code: bool = False) -> Iterator[tuple[str, ColumnFile]]:
@@ -141,25 +146,20 @@ class MeasuredColumns:
 
         Args:
             blocks: yields the measured values; it is called for each column.
-            largest: the largest value of each column, lengths included.
-            shapes: the columns in addition to lengths and flags.
+            largest: the largest value of each column.
+            shapes: the columns.
             measured: rows of the shards for which ``blocks`` has values.
         """
-        for name, width in shapes.items():
-            self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
+        files = self._files(shapes)
+        for name, _, kind, _ in files:
+            self._check_not_hidden(name, kind)
         index = self._source.index
         made: dict[str, Any] = {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
-        getters: dict[str, Callable[[Values], Any]] = {
-            name: methodcaller("column", name, abs(width)) for name, width in sorted(shapes.items())
-        }
-        getters |= {name: attrgetter("lengths" if name.endswith(LENGTH) else "flags") for name in self._fixed}
-        for name, get in getters.items():
-            width, full = abs(shapes.get(name, 0)), name if name in self._fixed else self._prefix + name
-            kind = RaggedFile if width else ColumnFile
+        for name, width, kind, path in files:
+            full = self._prefix + name
             kept, most, made["others"] = self._kept(full, kind, width, measured)
-            dtype = _dtype(max(largest.get(LENGTH if name in self._fixed else name, 0), most))
-            dtype = "|u1" if name in self._fixed and name.endswith(SKIP) else dtype
-            path = column_path(self._folder, full, kind.suffix)
+            get = attrgetter("flags") if name == SKIP else methodcaller("column", name, width)
+            dtype = "|u1" if name == SKIP else _dtype(max(largest.get(name, 0), most))
             write_column_file(path, full, index, partial(_blocks, blocks, get, kept), width=width, dtype=dtype, **made)
         for name, file in self._others(any_code=True):
             if name not in shapes or bool(shapes[name]) != isinstance(file, RaggedFile):
@@ -268,7 +268,7 @@ class MeasureReport:
     def add(self, block: Values) -> None:
         """Count the samples of one shard."""
         flags = block.flags
-        kept = block.lengths[block.flags == 0]
+        kept = block.column(LENGTH)[block.flags == 0]
         if len(kept):
             self.shortest = min(self.shortest, int(kept.min())) if self.kept else int(kept.min())
             self.longest = max(self.longest, int(kept.max()))
@@ -277,6 +277,8 @@ class MeasureReport:
         self.failed += int((flags == FAILED).sum())
         self.total += int(kept.sum())
         for name, own in block.columns.items():
+            if name == LENGTH:
+                continue
             column = own.values if isinstance(own, Ragged) else own
             count, total, largest = self.columns.get(name, (0, 0, 0))
             more = int(column.sum()) if column.ndim == 1 or column.shape[1] == 1 else 0

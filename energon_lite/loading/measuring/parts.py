@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -30,7 +30,6 @@ from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
-from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
@@ -101,13 +100,13 @@ def measure_parts(
     maker = Maker({**settings, **part_settings(columns or {}, others)}, command=command)
     if parts is None and length is not None and length.by_index:
         return _store_sizes(source, length.part, maker, name)
-    runner = _PartRunner(Leaf(root, source, SampleLoader(), hash_text(source.fingerprint)), length, parts)
+    leaf = Leaf(root, source, SampleLoader(), hash_text(source.fingerprint))
+    runner = _PartRunner(leaf, TaskEncoder(), None if length is None else length.of, parts)
     return measure(
         runner,
         maker,
         name=name,
         flags=False,
-        lengths=length is not None,
         ranks=ranks,
         workers=workers,
         again=again,
@@ -147,12 +146,13 @@ def part_columns(
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:
     columns = MeasuredColumns(source, maker, name, flags=False)
     blocks = partial(_sizes, source.index, part)
-    report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths({}))
+    shapes = {LENGTH: 0}
+    report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths(shapes))
     for block in blocks():
         report.add(block)
     if report.failed:
         report.reasons = ((report.failed, "read", f"there is no part {part!r}", False),)
-    columns.write(blocks, {LENGTH: report.longest}, {}, range(len(source.index.shard_names)))
+    columns.write(blocks, {LENGTH: report.longest}, shapes, range(len(source.index.shard_names)))
     return report
 
 
@@ -160,29 +160,20 @@ def _sizes(index: PackedIndex, part: str) -> Iterator[Values]:
     """Yield for each shard the sizes of one part, and the flags: a sample without it counts as failed."""
     for first, stop in pairwise(index.shards[:, 3].tolist()):
         sizes, there = part_sizes(index, part, first, stop)
-        yield Values(sizes, np.where(there, 0, FAILED).astype(np.uint8))
+        yield Values(np.where(there, 0, FAILED).astype(np.uint8), {LENGTH: sizes})
 
 
 class _PartRunner(MeasuringRunner):
     """Runner that reads the needed parts of each sample, and no more of them than needed."""
 
-    def __init__(self, leaf: Leaf, length: PartField | None, parts: PartColumns | None):
-        encoder = TaskEncoder()
-        super().__init__(leaf, encoder, SampleLength(encoder, "value"), parts)
-        self._field = length
-
     def _measured(
-        self, addresses: Sequence[Address], context: HookContext
+        self, length: Callable[[int], int], addresses: Sequence[Address], context: HookContext
     ) -> Iterator[tuple[int, Costs | None] | Rejected]:
         (leaf,) = self.leaves
-        field = self._field
         for _, index, _ in addresses:
-            if field is None:
-                yield 0, None
-                continue
             key = leaf.source.key(index)
             try:
-                yield self.guarded("read", leaf.name, key, None, field.of, index), None
+                yield self.guarded("read", leaf.name, key, None, length, index), None
             except Rejected as rejected:
                 yield rejected
 

@@ -25,7 +25,7 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
 from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.loading.measuring.values import Values, joined_shapes
+from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
 from energon_lite.storage.index.column_file import Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED, LENGTH
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -43,7 +43,7 @@ CHUNK = 256
 #: Largest number of result files of a measuring, apart from a few per shard: large data sets have larger chunks.
 _MOST_FILES = 1 << 16
 #: Version of the format of the results.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ChunkWork(Work[Chunk, Measured]):
     def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
         values = result.values
         reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
-        arrays = {"lengths": values.lengths, "flags": values.flags, "reasons": reasons}
+        arrays = {"flags": values.flags, "reasons": reasons}
         for name, column in values.columns.items():
             if isinstance(column, Ragged):
                 arrays |= {f"counts {name}": column.counts, f"values {name}": column.values}
@@ -117,7 +117,7 @@ class ChunkWork(Work[Chunk, Measured]):
         return {"failed": int((values.flags == FAILED).sum()), "shapes": values.shapes()}, arrays
 
     def unpack(self, table: Table, arrays: Arrays) -> Measured:
-        values = Values(arrays["lengths"], arrays["flags"])
+        values = Values(arrays["flags"])
         for name, width in table["shapes"].items():
             if width:
                 values.columns[name] = Ragged(arrays[f"counts {name}"], arrays[f"values {name}"])
@@ -133,7 +133,6 @@ def measure(
     shards: Sequence[str] | None = None,
     name: str = "",
     flags: bool = True,
-    lengths: bool = True,
     ranks: Ranks | None = None,
     workers: int | None = None,
     again: bool = False,
@@ -148,7 +147,7 @@ def measure(
         maker: maker of the columns.
         shards: names of the shards to be measured; None: all. Known values of other shards are kept.
         name: prefix of the columns' names, before a dot, so that results of several measurings can coexist.
-        flags, lengths: also write the columns ``skip`` and ``length``.
+        flags: also write the column ``skip``.
         ranks: processes that measure together, on one folder; None: this process alone.
         workers: processes of this rank; None: one per core; 0: this process does the work.
         again: also measure samples with known values.
@@ -165,7 +164,7 @@ def measure(
     source = runner.leaves[0].source
     assert isinstance(source, WebdatasetSource)  # guaranteed by open_whole
     index = source.index
-    columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
+    columns = MeasuredColumns(source, maker, name, flags=flags, lengths=runner.length is not None)
     wanted = index.shard_names if shards is None else shards
     numbers = {shard: row for row, shard in enumerate(index.shard_names)}
     rows = sorted(numbers[shard] for shard in set(wanted))
@@ -188,7 +187,8 @@ def measure(
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
     blocks = partial(_blocks, index, rows, known, job)
     measured = (table["shapes"] for table in job.done.values() if table)
-    shapes = joined_shapes([*(values.shapes() for values in known.values()), *measured])
+    least: Shapes = {} if runner.length is None else {LENGTH: 0}
+    shapes = joined_shapes([least, *(values.shapes() for values in known.values()), *measured])
     report, largest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths(shapes)
     if any(job.done.values()) or not columns.up_to_date(shapes):
@@ -294,8 +294,8 @@ def _sum_up(
     every = MeasureReport(source.path)
     longest = 0
     for row, block in enumerate(blocks(visit)):
-        if block is not None and len(block.lengths):
-            longest = max(longest, int(block.lengths.max()))
+        if block is not None and len(block.flags):
+            longest = max(longest, int(block.column(LENGTH).max()))  # type: ignore[union-attr]
             every.add(block)
             if row in wanted:
                 report.add(block)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
+
+import numpy as np
 
 from energon_lite.errors import UsageError
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
@@ -11,10 +14,9 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
-from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.values import ColumnReader, Costs, Values, columns_of
 from energon_lite.order.hashing import HashDomain
-from energon_lite.storage.index.columns import FAILED, SKIPPED
+from energon_lite.storage.index.columns import FAILED, LENGTH, SKIPPED
 
 __all__ = ["MeasuringRunner"]
 
@@ -29,14 +31,19 @@ class MeasuringRunner(JobRunner):
     Args:
         leaf: the leaf.
         encoder: the user's hooks.
-        length: function that returns the length of an encoded sample.
+        length: function that returns the length of an encoded sample; None: there is no column of lengths.
         parts: further columns, made of stored parts.
+
+    Attributes:
+        length: the function.
 
     Raises:
         UsageError: a hook is a generator.
     """
 
-    def __init__(self, leaf: Leaf, encoder: TaskEncoder, length: SampleLength, parts: ColumnReader | None = None):
+    def __init__(
+        self, leaf: Leaf, encoder: TaskEncoder, length: Callable[[Any], int] | None, parts: ColumnReader | None = None
+    ):
         hooks = hooks_of(encoder, packing=False, batched=False)
         if hooks.content_decides:
             raise UsageError(
@@ -44,24 +51,28 @@ class MeasuringRunner(JobRunner):
                 fix="measure with an encoder whose hooks return one sample for each",
             )
         super().__init__([leaf], encoder, hooks, seed=0)
-        self._length = length
+        self.length = length
         self._parts = parts
         self._costs: Callable[[Any], Costs] | None = getattr(encoder, "sample_costs", None)
 
     def run(self, job: Job) -> Result:
         """Return the values of a chunk, as :class:`Values`, with its failures."""
         measured = Values.zeros(len(job.addresses))
+        lengths = np.zeros(len(job.addresses), dtype=np.int64)
         costs = list[Costs | None]()
         failures: dict[int, Outcome] = {}
         with HookContext() as context:
-            for place, outcome in enumerate(self._measured(job.addresses, context)):
+            outcomes = repeat((0, None)) if self.length is None else self._measured(self.length, job.addresses, context)
+            for place, outcome in zip(range(len(job.addresses)), outcomes, strict=False):
                 costs.append(None)
                 if isinstance(outcome, Rejected):
                     measured.flags[place] = SKIPPED if outcome.failure.skipped else FAILED
                     failures[place] = outcome.failure.at(job.addresses[place])
                 else:
-                    measured.lengths[place], costs[place] = outcome
+                    lengths[place], costs[place] = outcome
         measured.columns = columns_of(costs, type(self.encoder).__name__)
+        if self.length is not None:
+            measured.columns[LENGTH] = lengths
         if self._parts is not None:
             self._add_parts(job, self._parts, measured, failures)
         return Result(measured, [failures[place] for place in sorted(failures)])
@@ -81,7 +92,7 @@ class MeasuringRunner(JobRunner):
                 failures[place] = rejected.failure.at(job.addresses[place])
 
     def _measured(
-        self, addresses: Sequence[Address], context: HookContext
+        self, length: Callable[[Any], int], addresses: Sequence[Address], context: HookContext
     ) -> Iterator[tuple[int, Costs | None] | Rejected]:
         """Yield the length of each sample, with its costs, or its failure."""
         (leaf,) = self.leaves
@@ -92,11 +103,11 @@ class MeasuringRunner(JobRunner):
             name = leaf.source.key(address[1])
             context.move(self.seed, _LENGTH, leaf.key, *address[1:])
             try:
-                length = self.guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
+                number = self.guarded("sample_length", leaf.name, name, encoded, length, encoded)
                 costs = None
                 if self._costs is not None:
                     costs = self.guarded("sample_costs", leaf.name, name, encoded, self._costs, encoded)
-                yield length, costs
+                yield number, costs
             except Rejected as rejected:
                 yield rejected
 

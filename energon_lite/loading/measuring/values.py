@@ -1,4 +1,4 @@
-"""Measured values of neighbouring samples: a length, a flag, and any number of other columns."""
+"""Measured values of neighbouring samples: a flag, and any number of columns."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ class Values:
     """Measured values of ``n`` samples.
 
     Args:
-        lengths: int64 ``[n]``, 0 for samples without a length.
         flags: uint8 ``[n]``, see :mod:`energon_lite.storage.index.columns`.
-        columns: the other columns, by name.
+        columns: the columns, by name; that of lengths is 0 for samples without a length.
     """
 
-    lengths: NDArray[Any]
     flags: NDArray[Any]
     columns: dict[str, Column] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, int]:
-        """Return the shapes of the columns in addition to lengths and flags."""
+        """Return the shapes of the columns."""
         return {name: _width(column) for name, column in self.columns.items()}
 
-    def column(self, name: str, width: int) -> Column:
+    def column(self, name: str, width: int = 0) -> Column:
         """Return a column by name, with its width in :data:`Shapes`; without values if it does not exist."""
-        nothing = np.zeros(len(self.lengths), dtype=np.int64)
+        nothing = np.zeros(len(self.flags), dtype=np.int64)
         column = self.columns.get(name, Ragged(nothing, np.zeros((0, 0), dtype=np.int64)) if width else nothing)
         if isinstance(column, Ragged) and not column.values.size:
             return Ragged(column.counts, column.values.reshape(0, max(width, 0)))
@@ -55,7 +53,7 @@ class Values:
     @classmethod
     def zeros(cls, samples: int) -> Values:
         """Return values of samples that have not been measured."""
-        return cls(np.zeros(samples, dtype=np.int64), np.zeros(samples, dtype=np.uint8))
+        return cls(np.zeros(samples, dtype=np.uint8))
 
     def replaced(self, parts: Sequence[tuple[int, Values]]) -> Values:
         """Return these values with parts of them replaced, from a sample number on; parts ascend and are disjoint."""
@@ -63,8 +61,8 @@ class Values:
         stop = 0
         for start, part in parts:
             pieces += [self.cut(stop, start), part]
-            stop = start + len(part.lengths)
-        return joined([*pieces, self.cut(stop, len(self.lengths))])
+            stop = start + len(part.flags)
+        return joined([*pieces, self.cut(stop, len(self.flags))])
 
     def cut(self, start: int, stop: int) -> Values:
         """Return the values of samples ``start`` to ``stop - 1``."""
@@ -75,7 +73,7 @@ class Values:
                 columns[name] = Ragged(column.counts[start:stop], column.values[ends[start] : ends[stop]])
             else:
                 columns[name] = column[start:stop]
-        return Values(self.lengths[start:stop], self.flags[start:stop], columns)
+        return Values(self.flags[start:stop], columns)
 
 
 class ColumnReader(Protocol):
@@ -96,8 +94,7 @@ def joined(parts: Sequence[Values]) -> Values:
     for name, width in joined_shapes(part.shapes() for part in parts).items():
         some: list[Any] = [part.column(name, width) for part in parts]
         columns[name] = Ragged(*map(np.concatenate, zip(*some, strict=True))) if width else np.concatenate(some)
-    lengths, flags = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "flags"))
-    return Values(lengths, flags, columns)
+    return Values(np.concatenate([part.flags for part in parts]), columns)
 
 
 def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:

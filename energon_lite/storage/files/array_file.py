@@ -33,8 +33,6 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.byte_ranges import open_file
 
-__all__ = ["ALIGN", "BLOCK", "ArrayWriter", "FileKind", "Head", "read_arrays", "read_head", "write_arrays", "writing"]
-
 #: Start of the header: magic and checksum.
 _START = struct.Struct("<8sI")
 #: Rest of the header: version, end of the body, length of the table, checksum of checksums and table.

@@ -20,11 +20,6 @@ from functools import partial
 
 from energon_lite.errors import DatasetError
 
-__all__ = [
-    *("flush_files", "held_folder", "lock", "only_one", "remove_if_there", "remove_leftovers", "replacing"),
-    *("temporary_path", "unlock", "write_bytes"),
-]
-
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
 #: Seconds after which the temporary file of another machine, whose processes cannot be checked, counts as left over.
 _LONG_AGO = 86_400.0

@@ -19,11 +19,6 @@ from typing import Any
 from energon_lite.errors import MissingShardError, ShardChangedError
 from energon_lite.storage.files.urls import is_remote, url_files
 
-__all__ = [
-    *("RangedFile", "file_version", "found_at", "map_file", "missing", "open_file", "read_bytes", "size_of"),
-    *("uncompared", "version_number"),
-]
-
 
 def open_file(path: str, flags: int) -> int:
     """Open a file like ``os.open``, and return its descriptor; also an ``opener`` for ``open``. Folders open as usual.

@@ -16,8 +16,6 @@ from typing import Literal, TypeVar
 
 from energon_lite.errors import FatalStorageError
 
-__all__ = ["RANDOM", "SHORTAGES", "GaveUp", "Kind", "Tries", "out_of", "retry_on_exhaustion"]
-
 T = TypeVar("T")
 
 #: ``missing``: there is no such file; ``refused``: credentials or request are wrong, waiting does not help;

@@ -21,11 +21,6 @@ from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import GaveUp, Tries, out_of
 from energon_lite.storage.files.urls import OpenFile, is_remote, url_files
 
-__all__ = [
-    *("COUNTS", "LocalFile", "Range", "ReadCounts", "Reads", "Shard", "ShardIdentity", "ShardRange", "ShardStore"),
-    *("changed_shard", "file_state", "head_checksum", "shared_store", "storage_error"),
-]
-
 
 class Reads(NamedTuple):
     """Counts of reads.

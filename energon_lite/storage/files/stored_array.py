@@ -36,8 +36,6 @@ from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
 
-__all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays", "whole_or_none"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

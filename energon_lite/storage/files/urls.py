@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.entry_points import storage_guest
 
-__all__ = ["Listing", "OpenFile", "UrlFiles", "is_remote", "remote_guest", "url_files"]
-
 #: The store's records of its files, by path.
 Listing = Mapping[str, Mapping[str, Any]]
 

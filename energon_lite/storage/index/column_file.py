@@ -44,11 +44,6 @@ from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = [
-    *("LENGTH", "ColumnFile", "Made", "Ragged", "RaggedFile", "check_column_name", "column_folders", "column_path"),
-    *("shard_table", "writable_folder", "write_column_file"),
-]
-
 #: The measured length of a sample in tokens (0 if it has none).
 LENGTH = "length"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")

@@ -28,10 +28,6 @@ from energon_lite.storage.index.column_file import (
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = [
-    *("CHECKSUMS", "FAILED", "LENGTH", "SKIP", "SKIPPED", "Column", "RaggedColumn", "length_column", "write_column"),
-]
-
 #: Other names of this column, in filters and weights.
 _LENGTHS = ("tokens", "num_tokens")
 #: The outcome of measuring a sample: 0, SKIPPED or FAILED.

@@ -25,11 +25,6 @@ from energon_lite.storage.index.nv_meta import PACKED_INDEX, is_jsonl, meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
-__all__ = [
-    *("FileIndex", "UrlDatasets", "cache_folder", "check_count", "find_index", "first_writable", "index_of_file"),
-    *("index_places", "local_meta", "made_once", "open_index", "shard_counts", "url_datasets"),
-]
-
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

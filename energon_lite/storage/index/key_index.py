@@ -22,8 +22,6 @@ from energon_lite.storage.index.index_cache import cache_folder, made_once
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["KeyIndex", "UInt64", "hash_keys", "hash_text"]
-
 _log = logging.getLogger(__name__)
 
 UInt64 = NDArray[np.uint64]

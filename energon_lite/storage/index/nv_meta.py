@@ -30,13 +30,6 @@ from energon_lite.errors import DataIndexError, NotPreparedError, UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.tar.tar_scan import ShardScan
 
-__all__ = [
-    *("BOM", "DATASET_YAML", "INFO_JSON", "INFO_YAML", "JSONL_PART", "KeyDatabase", "META_FOLDER", "PACKED_INDEX"),
-    *("RemoteShard", "SPLIT_YAML", "SQLITE_INDEX", "SQLITE_KEPT", "UUID_FILE", "check_writable", "folder_and_name"),
-    *("folder_of_shards", "is_jsonl", "is_prepared", "key_database", "meta_path", "read_info", "read_uuid"),
-    *("shard_index_path", "write_info", "write_meta", "write_shard_index"),
-]
-
 META_FOLDER = ".nv-meta"
 INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"

@@ -38,8 +38,6 @@ from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, Int64, ShardScan
 
-__all__ = ["INDEX_FILE", "PackedIndex"]
-
 INDEX_FILE = FileKind(
     b"ENRGLIDX",
     3,

@@ -15,8 +15,6 @@ from itertools import accumulate, pairwise
 from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import UsageError, counted
 
-__all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]
-
 #: The splits that a ratio divides shards among.
 RATIO_SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"([0-9]+)")

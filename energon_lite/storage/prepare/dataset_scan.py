@@ -23,11 +23,6 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
 
-__all__ = [
-    *("Choice", "DatasetScan", "chosen_shards", "count_parts", "dataset_scan", "find_shards", "merge_scans"),
-    *("odd_sample_notes", "usual_parts"),
-]
-
 _log = logging.getLogger(__name__)
 
 #: More part names than this in a data set usually mean that keys contain dots.

@@ -41,19 +41,6 @@ from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, 
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = [
-    *(
-        "PrepareReport",
-        "UrlOptions",
-        "UrlPreparer",
-        "already_prepared",
-        "index_again",
-        "prepare_dataset",
-        "prepare_folder",
-    ),
-    *("prepare_jsonl", "write_prepared"),
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError
@@ -15,17 +15,6 @@ from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
-
-__all__ = [
-    "CRUDE",
-    "SAMPLE_LOADER",
-    "check_parts",
-    "find_sample_type",
-    "is_required",
-    "loader_template",
-    "sample_document",
-    "sample_fields",
-]
 
 #: The class name of crude data sets, as in Energon.
 CRUDE = "CrudeWebdataset"
@@ -64,7 +53,6 @@ def sample_document(
     sample_type: str | None,
     field_map: Mapping[str, str] | None,
     crude: bool = False,
-    use_loader: bool = False,
 ) -> dict[str, Any] | None:
     """Return the document to write as ``dataset.yaml``; None if the arguments do not describe samples.
 
@@ -73,7 +61,6 @@ def sample_document(
         sample_type: name of a sample type, or :data:`CRUDE`.
         field_map: expression by field.
         crude: the same as ``sample_type=CRUDE``.
-        use_loader: if there is no field map, a file ``sample_loader.py`` defines the fields.
 
     Raises:
         UsageError: the arguments do not fit together.
@@ -88,10 +75,6 @@ def sample_document(
             raise UsageError("a field map needs a sample type", fix="--sample-type CaptioningSample, for example")
         return None
     find_sample_type(sample_type)
-    # Energon does not export this one type at its top level.
-    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
-    if field_map is None and use_loader:
-        return loader_document(sample_type, module)
     if field_map is None:
         fields = json.dumps({field.name: "..." for field in sample_fields(sample_type) if is_required(field)})
         raise UsageError(
@@ -102,16 +85,14 @@ def sample_document(
     _check_fields(sample_type, field_map)
     check_parts(compiled, scan.parts)
     _try_on_samples(compiled, scan)
-    return {"sample_type": {"__module__": module, "__class__": sample_type}, "field_map": dict(field_map)}
+    return {"sample_type": class_of(sample_type), "field_map": dict(field_map)}
 
 
-def loader_document(sample_type: str, module: str) -> dict[str, Any]:
-    """Return the document that leaves the fields to two functions in :data:`SAMPLE_LOADER`."""
-    return {
-        "sample_type": {"__module__": module, "__class__": sample_type},
-        "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
-        "part_filter": f"{SAMPLE_LOADER}:part_filter",
-    }
+def class_of(sample_type: str) -> dict[str, str]:
+    """Return the name of a sample type in documents, under which Energon finds it, too."""
+    # Energon does not export this one type at its top level.
+    module = "megatron.energon.flavors.vqa_and_ocr" if sample_type == "VQAOCRSample" else "megatron.energon"
+    return {"__module__": module, "__class__": sample_type}
 
 
 def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
@@ -169,49 +150,3 @@ def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:
             at=f"field_map, tried on {failure.where}",
             fix=failure.fix,
         )
-
-
-# -- template of sample_loader.py ------------------------------------------------------------------------------------
-#
-# Such a file is code: it runs only if the caller gives ``trust_code=True``.
-
-
-def loader_template(sample_type: str, parts: Iterable[str]) -> str:
-    """Return the text of the file, with a line to complete for each field.
-
-    Args:
-        sample_type: name of the sample class.
-        parts: names of the parts that samples have.
-
-    Example:
-        >>> print(loader_template("TextSample", ["txt"]))
-        ...
-            return {
-                "text": raw["TODO"],  # str, required
-            }
-    """
-    names = sorted(parts)
-    lines = [
-        f'"""How a {sample_type} is made of the parts of a sample. Replace each TODO."""',
-        "",
-        "",
-        "def sample_loader(raw):",
-        '    """The fields of a sample; raw has its decoded parts by name, and __key__."""',
-        "    return {",
-    ]
-    for field in sample_fields(sample_type):
-        lines.append(f'        "{field.name}": raw["TODO"],  # {_kind(field)}')
-    lines += [
-        "    }",
-        "",
-        "",
-        "def part_filter(part):",
-        '    """Whether a part is needed: others are neither read nor decoded."""',
-        f"    return part in {names!r}",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _kind(field: dataclasses.Field[object]) -> str:
-    return f"{field.type}, " + ("required" if is_required(field) else "may be left out")

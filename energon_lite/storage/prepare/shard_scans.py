@@ -24,8 +24,6 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
-__all__ = ["ShardScans", "Shards", "is_unfinished", "mark_unfinished", "remove_scans"]
-
 #: Seconds of work up to which no helpers are started.
 _ALONE = 0.3
 #: File that marks a folder whose preparation has not ended.

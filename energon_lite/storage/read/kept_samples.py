@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["DenseExclusion", "KeptSamples", "SparseExclusion"]
-
 #: Samples of one block, which has a count.
 _BLOCK = 512
 #: Bytes of the bits of a block.

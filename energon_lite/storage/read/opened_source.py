@@ -27,8 +27,6 @@ from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 
-__all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource", "data_digest", "data_digests"]
-
 T = TypeVar("T")
 #: By the name of a part: the column of the source that it is made of, and the function applied to a sample's value.
 Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]

@@ -15,8 +15,6 @@ from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_sto
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
 
-__all__ = ["PartRange", "RangeStream", "StreamedParts", "open_stream"]
-
 #: Bytes of a request at least.
 _LEAST = 32 << 10
 #: Bytes of a request at most, while reading on without a known stretch.

@@ -10,8 +10,6 @@ from energon_lite.errors import UsageError
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.urls import remote_guest
 
-__all__ = ["RangeCache", "ReadAhead", "range_cache"]
-
 
 @dataclass(frozen=True)
 class ReadAhead:

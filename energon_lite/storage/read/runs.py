@@ -22,8 +22,6 @@ from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["LARGEST_READ", "Ahead", "Usage", "fetch_neighbours", "read_in_runs", "reader_ahead", "runs_that_fit"]
-
 _log = logging.getLogger(__name__)
 
 #: Bytes of memory of a process for runs of local files.

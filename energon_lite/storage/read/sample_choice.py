@@ -24,8 +24,6 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["SampleChoice", "SampleFilter", "excluded_positions"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
 from energon_lite.storage.read.runs import LARGEST_READ, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
 
-__all__ = ["Columns", "Reader", "SampleReader", "fetch_samples"]
-
 Ints = NDArray[np.int64]
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
 Row = tuple[Any, ...]

@@ -13,8 +13,6 @@ from energon_lite.entry_points import load, source_formats
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl
 
-__all__ = ["OpenSource", "Source", "has_own_scheme", "register_source", "source_opener"]
-
 
 class Source(Protocol):
     """A numbered list of samples that does not change while it is used.

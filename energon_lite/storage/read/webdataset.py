@@ -19,11 +19,6 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
 
-__all__ = [
-    *("Columns", "RawSample", "Runs", "SampleRange", "WebdatasetSource", "check_files", "check_known"),
-    *("missing_shard", "split_words"),
-]
-
 
 class RawSample(NamedTuple):
     """A sample as it is stored in its shard.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HEAD_BYTES", "guess_extension", "media_kind"]
-
 #: Bytes that :func:`guess_extension` examines.
 HEAD_BYTES = 262
 

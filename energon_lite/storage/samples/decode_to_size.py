@@ -12,8 +12,6 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.image_decoding import FORMATS, IMAGE_FORMS, decode_image
 from energon_lite.storage.samples.image_size import ImageTarget
 
-__all__ = ["decode_to_size"]
-
 
 def decode_to_size(
     data: bytes,

@@ -60,8 +60,6 @@ from energon_lite.storage.samples.image_size import ImageTarget
 from energon_lite.storage.samples.part_decoder import DecoderSettings, PartDecoder, decoder_entry, made_decoder
 from energon_lite.trust import trusts
 
-__all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
-
 Decode = Callable[[bytes], Any]
 
 _NUMPY = b"\x93NUMPY"

@@ -15,8 +15,6 @@ from typing import Any
 from energon_lite.errors import ConfigError, FieldAccessError, did_you_mean, listed
 from energon_lite.storage.read.opened_source import Renaming
 
-__all__ = ["FieldMap", "compile_columns", "compile_field_map"]
-
 _OPTION = re.compile(r"([^\[\],]+)((?:\[[^\[\],]+\])*)")
 _STEP = re.compile(r"\[([^\[\]]+)\]")
 

@@ -15,11 +15,6 @@ from energon_lite.errors import DecodeError, FatalSampleError
 from energon_lite.storage.samples.image_resizing import Resizing
 from energon_lite.storage.samples.image_size import ImageTarget
 
-__all__ = [
-    *("FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "ImageHeader", "check_size", "decode_image"),
-    "read_image_header",
-]
-
 #: ``image_decode``: (container, dtype, mode). Torch images are ``[channels, height, width]`` (grey images
 #: ``[height, width]``), numpy ones ``[height, width, channels]``; floats are float32 in 0 .. 1.
 IMAGE_FORMS: dict[str, tuple[str, str, str]] = {

@@ -15,8 +15,6 @@ import numpy as np
 
 from energon_lite.storage.samples.image_size import ImageTarget
 
-__all__ = ["MARGINS", "Resizing"]
-
 #: The decoded image is larger than needed by at least this factor, for each divisor of its size. The less the resize
 #: reduces, the less of its filter is left, and the larger is the difference from decoding all pixels.
 MARGINS = {8: 2.0, 4: 1.5, 2: 1.125}

@@ -17,11 +17,6 @@ import numpy as np
 from energon_lite.documents import Node, located, read
 from energon_lite.errors import DecodeError, UsageError, at_least_one
 
-__all__ = [
-    *("CORNERS", "Fitted", "ImageSize", "ImageTarget", "PatchBudget", "RandomCrop", "Resample", "ShorterSide"),
-    "read_image_size",
-]
-
 #: Filters of the one resize. Both are antialiased when they reduce.
 Resample = Literal["bicubic", "bilinear"]
 #: Corners of crops are multiples of this number where that costs nothing: such crops can be decoded at any scale.

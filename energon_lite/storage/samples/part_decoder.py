@@ -13,8 +13,6 @@ from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 from energon_lite.entry_points import Decoder, decoders, load
 from energon_lite.storage.read.range_stream import RangeStream
 
-__all__ = ["DecoderSettings", "MediaFile", "PartDecoder", "decoder_entry", "made_decoder"]
-
 
 class DecoderSettings(NamedTuple):
     """Settings of a :class:`~energon_lite.storage.SampleDecoder` that decoders of guests get."""

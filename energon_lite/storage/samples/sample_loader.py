@@ -16,8 +16,6 @@ from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap
 
-__all__ = ["Loader", "SampleLoader"]
-
 
 class Loader(Protocol):
     """Maker of the samples of a leaf; see :class:`SampleLoader`."""

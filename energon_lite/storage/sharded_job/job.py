@@ -22,8 +22,6 @@ from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, Work
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table, Work
 
-__all__ = ["Outcome", "Progress", "Runner", "ShardedJob", "run_units"]
-
 U = TypeVar("U", bound=Hashable)
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from energon_lite.errors import DatasetError, UsageError
 
-__all__ = ["Ranks"]
-
 T = TypeVar("T")
 
 #: Seconds between two checks of the results of other ranks.

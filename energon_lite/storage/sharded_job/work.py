@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.array_file import FileKind, read_arrays, write_arrays
 
-__all__ = ["Arrays", "Table", "Work"]
-
 U = TypeVar("U", bound=Hashable)
 R = TypeVar("R")
 Table = Mapping[str, Any]

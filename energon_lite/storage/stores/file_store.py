@@ -8,8 +8,6 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from energon_lite.errors import UsageError
 from energon_lite.samples import SourceInfo, add_source_info
 
-__all__ = ["DecodeFileStore", "FileStore", "FileStoreDecoder", "FileStoreWrapper", "PrimaryFileStore"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from energon_lite.errors import UsageError
 from energon_lite.samples import SourceInfo, add_source_info
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["CachePool", "DirectLazy", "Lazy", "MockLazy", "NoCachePool", "StoreEntry", "checked_pool"]
-
 T = TypeVar("T")
 
 

@@ -21,11 +21,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    *("SPARSE", "Bytes2D", "Int64", "Member", "MemberColumns", "PlainHeaders", "PositionedFile", "padded_width"),
-    *("pax_records", "text_of"),
-]
-
 Int64 = NDArray[np.int64]
 Bytes2D = NDArray[np.uint8]
 

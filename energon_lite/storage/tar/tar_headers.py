@@ -24,8 +24,6 @@ from energon_lite.storage.tar.members import (
     text_of,
 )
 
-__all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
-
 #: Bytes of a block; tar files consist of blocks.
 BLOCK = 512
 

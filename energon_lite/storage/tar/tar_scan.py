@@ -22,17 +22,6 @@ from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.tar.members import Bytes2D, Int64, MemberColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
-__all__ = [
-    "SCAN_RULES",
-    "Int64",
-    "SampleColumns",
-    "ShardScan",
-    "check_is_file",
-    "scan_shard",
-    "split_member_name",
-    "unchanged_file",
-]
-
 #: Version of the rules by which samples are found; increased when the same file would give another scan than before.
 SCAN_RULES = 2
 

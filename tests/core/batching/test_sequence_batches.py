@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from energon_lite.batching.positions import flex_segment_mask, segment_mask
+from energon_lite.batching import flex_segment_mask, learning_rate_scale, segment_mask
 from energon_lite.batching.sequence_batches import (
     PackedBatch,
     PaddedBatch,
     TokenSequence,
     cut_sequence,
-    learning_rate_scale,
     next_token_pairs,
     pack_sequences,
     pad_sequences,

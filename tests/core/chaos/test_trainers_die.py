@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from tests.fork_server import ForkedProgram, run_program
 from tests.testing import ALONE, alone, take
 
 STEPS = 60
@@ -146,11 +147,11 @@ def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tm
     """Fifty kills in all, ten in each part."""
     program, steps, kills = tmp_path / "trainer.py", 40, 10
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["--monitor-interval=0.1", f"--max-restarts={kills + 5}"]
     command += [str(program), str(leaf_of(50, "a")), str(tmp_path), str(steps), str(kills), str(part)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
     for rank in range(2):
@@ -189,9 +190,7 @@ def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path)
             """
         )
     )
-    with subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as trainer:
+    with ForkedProgram([str(program)], stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "busy\n"
         os.killpg(trainer.pid, signal.SIGTERM)

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -21,6 +20,7 @@ import torch
 from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.storage import SampleDecoder
+from tests.fork_server import ForkedProgram
 from tests.testing import alone, nightly_but, take
 
 
@@ -301,8 +301,8 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
     )
     temporary = Path(tempfile.mkdtemp())  # with a short path: a socket's may have 107 characters
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    command = [sys.executable, str(program)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+    command = [str(program)]
+    with ForkedProgram(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         assert trainer.stdout is not None
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(pids) == 2 * pools

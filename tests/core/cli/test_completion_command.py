@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.fork_server import run_program
 from tests.testing import invoke
 
 
@@ -23,5 +22,5 @@ def test_another_shell() -> None:
 def test_what_the_script_asks_for() -> None:
     asked = {"_ENERGON_LITE_COMPLETE": "bash_complete", "COMP_WORDS": "energon-lite l", "COMP_CWORD": "1"}
     program = "from energon_lite.cli.main import main; main(prog_name='energon-lite')"
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True)
+    done = run_program(["-c", program], env=os.environ | asked, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,lint"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from energon_lite.cli import arguments, measure
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.fork_server import run_program
 from tests.testing import command, invoke
 
 ENCODER = """
@@ -206,8 +206,8 @@ def test_the_command_that_a_stale_column_names_mends_it(
         lengths(data, shards=["1.tar"])
     command = str(caught.value).rpartition("are read: ")[2].split()
     assert command[:2] == ["energon-lite", "measure"]
-    program = [sys.executable, "-m", "energon_lite.cli.main", *command[1:]]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=here, env=_environment())
+    program = ["-m", "energon_lite.cli.main", *command[1:]]
+    done = run_program(program, capture_output=True, text=True, cwd=here, env=_environment())
     assert done.returncode == 0, done.stderr
     assert lengths(data, shards=["1.tar"]) == [5, 6, 0, 8]
 

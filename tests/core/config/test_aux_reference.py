@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.config import load_metadataset
+from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import ConfigError
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.config import DatasetConfig, load_dataset_config
 from energon_lite.config.class_names import TYPED_DATASETS
-from energon_lite.config.dataset import load_own_splits
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.errors import ConfigError
 from energon_lite.samples import SAMPLE_TYPES, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config import load_dataset_config, load_metadataset, load_split_config
+from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.metadataset import load_metadataset
+from energon_lite.config.split import load_split_config
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_lite.config import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.leaf_spec import Step, Subset
+from energon_lite.config.leaf_spec import LeafSpec, Step, Subset
+from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.errors import ConfigError
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.config import load_metadataset
+from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import ConfigError
 
 OUTER_V2 = """\

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.config import load_metadataset
+from energon_lite.config.metadataset import load_metadataset
 
 WEIGHTS = st.integers(1, 1000) | st.floats(1e-3, 1e3)
 #: A leaf is an int (its number does not matter), a blend a list of (weight, what is below).

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.config import SplitConfig, load_split_config
-from energon_lite.config.split import split_exclusion
+from energon_lite.config.split import SplitConfig, load_split_config, split_exclusion
 from energon_lite.errors import ConfigError
 
 WRITTEN_BY_ENERGON = """\

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from energon_lite import get_train_dataset
+from tests.fork_server import run_program
 from tests.testing import ALONE
 
 FILES, SHARDS, WORKERS = 256, 16, 4
@@ -76,9 +76,9 @@ def _blend(root: Path, leaves: int, write_dataset: Callable[..., Path]) -> Path:
 def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
     program = blend.parent / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(blend), str(FILES), str(WORKERS), index, start_method]
+    command = [str(program), str(blend), str(FILES), str(WORKERS), index, start_method]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
     return result

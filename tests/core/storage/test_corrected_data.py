@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +21,7 @@ import pytest
 from energon_lite import ReadAhead, Reading, get_savable_loader, get_val_dataset
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.fork_server import run_program
 from tests.tables_by_hand import write_mds, write_megatron
 from tests.testing import ALONE, write_tar
 
@@ -106,10 +106,10 @@ def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
     """
 
     def said() -> str:
-        arguments = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
+        arguments = ["-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
         paths = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        done = run_program(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
         assert not done.returncode, done.stderr
         return done.stdout.strip()
 

@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +28,7 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
+from tests.fork_server import run_program
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
 
@@ -109,9 +108,7 @@ def test_killed_at_any_time_running_again_is_enough(ten: Path, tmp_path: Path) -
     )
     (tmp_path / "script.py").write_text(script)
     for renamed in itertools.count():  # each run goes on where the last, killed after so many renames, stopped
-        done = subprocess.run(
-            [sys.executable, tmp_path / "script.py", ten, str(renamed)], capture_output=True, text=True
-        )
+        done = run_program([tmp_path / "script.py", ten, str(renamed)], capture_output=True, text=True)
         if done.returncode == 0:
             break
         assert done.returncode == -signal.SIGKILL, done.stderr

@@ -4,8 +4,6 @@ import gc
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.fork_server import run_program
 
 
 @pytest.fixture
@@ -279,9 +278,7 @@ class TestPickling:
             "from energon_lite.storage.read.sample_reader import SampleReader; r = SampleReader(s); "
             "print(''.join(r.sample(i).key for i in range(len(s))), s.fingerprint)"
         )
-        output = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "source.pkl")], capture_output=True, text=True, check=True
-        )
+        output = run_program(["-c", program, str(tmp_path / "source.pkl")], capture_output=True, text=True, check=True)
         assert output.stdout.split() == ["78946", source.fingerprint]
 
     def test_refuses_a_data_set_that_was_prepared_anew_meanwhile(

@@ -225,7 +225,7 @@ def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]]
 
     def made(some: list[list[int]]) -> Values:
         columns = columns_of([{"n": sum(row), "m": row} for row in some], "here")
-        return Values(np.array([len(row) for row in some]), np.zeros(len(some), dtype=np.uint8), columns)
+        return Values(np.array([len(row) % 3 for row in some], dtype=np.uint8), columns)
 
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
@@ -233,7 +233,7 @@ def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]]
         [(0, made(rows[:start]))] * (start > 0) + [(start, made(rows[start:stop]))]
     )
     expected = made([*rows[:stop], *([] for _ in rows[stop:])])
-    assert found.lengths.tolist() == expected.lengths.tolist()
+    assert found.flags.tolist() == expected.flags.tolist()
     assert np.array_equal(found.column("n", 0), expected.column("n", 0))
     pairs = zip(found.column("m", 1), expected.column("m", 1), strict=True)
     assert all(one.tolist() == other.tolist() for one, other in pairs)

@@ -24,7 +24,7 @@ from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.extras.blends import token_weights
 from energon_lite.extras.blends.weight_schedule import Schedule, schedule, share_of, values_at
-from energon_lite.loading.blend_weights import by_samples
+from energon_lite.loading.metadataset_keys import by_samples
 from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.shuffle import LeafOrder, Leaves

@@ -12,9 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config import load_metadataset
 from energon_lite.config.leaf_spec import LeafSpec, Weight
-from energon_lite.config.metadataset import _product
+from energon_lite.config.metadataset import _product, load_metadataset
 from energon_lite.config.metadataset_document import normalised
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError

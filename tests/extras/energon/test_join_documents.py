@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from energon_lite.config import load_metadataset
+from energon_lite.config.metadataset import load_metadataset
 from tests.core.config.conftest import room, write
 from tests.core.config.test_wrong_documents import check_wrong_document
 

@@ -16,11 +16,11 @@ import pytest
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
+from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import JobServer, TcpWorkers
 from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet
 from energon_lite.extras.remote_workers.server import jobs_in
-from energon_lite.loading.executors import wire
 from energon_lite.loading.makers.batch_runner import Job
 from tests.extras.remote_workers.served import serving, until
 from tests.testing import ALONE, examples

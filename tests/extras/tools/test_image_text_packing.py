@@ -22,8 +22,8 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_lite.batching.positions import mrope_positions
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
+from energon_lite.extras.tools.positions import mrope_positions
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, examples, take
 

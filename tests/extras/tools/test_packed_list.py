@@ -24,6 +24,7 @@ from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import read_arrays, write_arrays
 from tests.extras.tools.list_work import read_packed, read_plain, record
+from tests.fork_server import ForkedProgram, run_program
 from tests.private_memory import private_growth
 from tests.testing import damaged
 
@@ -244,8 +245,8 @@ class TestFiles:
             die = "os.kill(os.getpid(), 9)" if kind == "dead" else "print('made', flush=True) or time.sleep(60)"
             items = "[1, 2]" if when == "whole" else f"(eval({die!r}) for _ in range(1))"
             program += f"made = PackedList.from_iterable({items})\n{die}"
-            process = subprocess.Popen(
-                [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE
+            process = ForkedProgram(
+                ["-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE
             )
             assert process.stdout is not None
             assert process.stdout.readline() == (b"" if kind == "dead" else b"made\n")
@@ -274,7 +275,7 @@ class TestFiles:
         program += (
             f"PackedList.from_iterable((os.kill(os.getpid(), 9) for _ in range(1)), {str(tmp_path / 'a.pack')!r})"
         )
-        subprocess.run([sys.executable, "-c", program], check=False)
+        run_program(["-c", program], check=False)
         assert len(list(tmp_path.iterdir())) == 1
         PackedList.from_iterable([1], tmp_path / "b.pack")
         assert [path.name for path in tmp_path.iterdir()] == ["b.pack"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fork_server import run_program
 
 SCRIPT = Path(__file__).parents[3] / "tools/bench/train_step.py"
 
@@ -18,8 +19,8 @@ SCRIPT = Path(__file__).parents[3] / "tools/bench/train_step.py"
     "variant", [pytest.param("ours", marks=pytest.mark.slow), pytest.param("packed", marks=pytest.mark.nightly)]
 )
 def test_a_step_launches_few_things_and_reads_nothing_back(variant: str) -> None:
-    command = [sys.executable, str(SCRIPT), "--tiny", "--run", variant]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    command = [str(SCRIPT), "--tiny", "--run", variant]
+    done = run_program(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     counts = found["counts"]
     assert counts["graphs"] == 2, "one for all blocks, and one for the loss"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.language_model import load_starting_weights
 from examples.toy_data import chat, write_lines, write_model, write_tokenizer
+from tests.fork_server import run_program
 from tests.testing import invoke
 from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
@@ -127,8 +126,8 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     config = tmp_path / "examples/configs/finetune-chat.yaml"
     config.parent.mkdir(parents=True)
     config.write_bytes((EXAMPLES / "configs/finetune-chat.yaml").read_bytes())
-    command = [sys.executable, str(EXAMPLES / "train.py"), str(config), "variant=toy", "train.steps=6"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    command = [str(EXAMPLES / "train.py"), str(config), "variant=toy", "train.steps=6"]
+    done = run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
     overrides = ["variant=toy", "train.steps=10", "train.eval_every=10", "mesh.tp=2", "data.workers=0"]

@@ -14,6 +14,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.testing import nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import (
@@ -87,14 +88,18 @@ def test_the_segments_of_documents_cover_the_queries_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [Layout(), pytest.param(Layout(tp=2, sp=True), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    nightly_but({0}, [(Layout(), ("packed",)), (Layout(), ("mixed",)), (Layout(tp=2, sp=True), ("mixed", "packed"))]),
+    ids=str,
+)
 def test_compiled_blocks_make_the_same_run(
-    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout, kinds: tuple[str, ...]
 ) -> None:
     """Traced as for a GPU; only the last stage of compilation, which needs seconds for each graph, is left out."""
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
-    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(("mixed", "packed"))[:2]
+    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(kinds)[:2]
 
     def run(rank: int, compile: bool) -> Any:
         model = dataclasses.replace(config, compile=compile)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from energon_lite.trainer import Trainer
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.fork_server import run_program
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import heard, make_config, train
 from tests.trainer.parallel.test_parity import Layout
@@ -173,8 +172,8 @@ for name, seconds, timeout in (("done", 0.5, 100.0), ("given up", 100.0, 0.5), (
 @pytest.mark.slow
 def test_a_process_that_forgets_to_finish_ends_and_tells_what_was_lost(tmp_path: Path) -> None:
     (tmp_path / "no folder").write_text("a file, not a folder")
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    command = ["-c", SCRIPT, str(tmp_path)]
+    done = run_program(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert saved(tmp_path / "done") == ["step-00000001"] and saved(tmp_path / "given up") == []
     said = {name: (tmp_path / f"{name}.log").read_text() for name in ("done", "given up", "no folder")}

@@ -331,6 +331,7 @@ def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunR
             torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.nightly
 def test_all_axes_at_once(run_ranks: RunRanks) -> None:
     """Sixteen ranks; each replica of the model has its empty micro-batches at other places."""
     config = dataclasses.replace(BASE, tie_embeddings=True)

@@ -99,7 +99,7 @@ def test_gradients_are_those_of_torchs_pipeline(run_ranks: RunRanks, virtual: in
 @pytest.mark.parametrize(
     "layout",
     nightly_but(
-        {1, 3, 4, 5},
+        {3, 4},
         [
             Layout(),
             Layout(pp=2, virtual=2),
@@ -131,7 +131,7 @@ def test_evaluation_is_the_mean_over_all_tokens(run_ranks: RunRanks, layout: Lay
     assert loss == pytest.approx(plain.losses[0], abs=1e-10)
 
 
-@pytest.mark.parametrize(("pp", "virtual"), [(4, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("pp", "virtual"), nightly_but({0, 1}, [(4, 1), (2, 2), (3, 1)]))
 def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int) -> None:
     """Fewer than stages, not a multiple of them, none at all: all come back, and nothing hangs."""
 

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from energon_lite.trainer.commands.tokenize import read_metadata
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task
+from tests.fork_server import ForkedProgram
 from tests.testing import ALONE, invoke, killed_at, killed_at_every_step, nightly_but
 
 
@@ -313,9 +313,9 @@ def test_the_command_shows_what_it_did(chats: Path, tokenizer_folder: Path, tmp_
 
 def test_ctrl_c_leaves_no_process(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     """The run is a process group, as a terminal makes one; all of it is interrupted."""
-    command = [sys.executable, "-m", "energon_lite.cli.main", "tokenize", str(chats), "-t", str(tokenizer_folder)]
+    command = ["-m", "energon_lite.cli.main", "tokenize", str(chats), "-t", str(tokenizer_folder)]
     command += ["-o", str(tmp_path / "out"), "--num-workers", "2", "--records-per-shard", "1"]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with ForkedProgram(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         work = tmp_path / "out" / ".tokenize"
         waiting = threading.Event()
         for _ in range(600):

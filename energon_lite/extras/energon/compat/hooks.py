@@ -22,7 +22,7 @@ from energon_lite.hooks import DefaultTaskEncoder as _DefaultTaskEncoder
 from energon_lite.hooks import TaskEncoder as _TaskEncoder
 from energon_lite.hooks import basic_sample_keys as _basic_sample_keys
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
-from energon_lite.hooks.stateless import failure_tolerance_of
+from energon_lite.hooks.marks import failure_tolerance_of
 from energon_lite.loading.makers.hook_errors import FATAL
 from energon_lite.samples import Batch, Sample, SourceInfo
 

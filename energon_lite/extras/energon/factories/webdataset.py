@@ -74,10 +74,10 @@ class WebdatasetPreparator:
         Returns:
             The names of the parts in the samples.
         """
+        from energon_lite.extras.energon.unique_keys import make_keys_unique
         from energon_lite.extras.media.media_scan import prepare_media
         from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
         from energon_lite.storage.prepare.prepare import index_again, prepare_folder
-        from energon_lite.storage.prepare.unique_keys import make_keys_unique
 
         folder = os.path.abspath(os.path.expanduser(os.fspath(parent_path)))
         if fix_duplicates:

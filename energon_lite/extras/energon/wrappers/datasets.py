@@ -11,6 +11,7 @@ from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.wrappers.items_dataset import ItemFunction
+from energon_lite.extras.energon.wrappers.loops import Loop
 from energon_lite.extras.energon.wrappers.streams import (
     BlendStream,
     ConcatStream,
@@ -27,7 +28,7 @@ from energon_lite.extras.energon.wrappers.wrapper import (
     looped,
     parts_of,
 )
-from energon_lite.loading.iterators.dataset import Loop, SavableDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 

@@ -10,10 +10,10 @@ from typing import Any
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
+from energon_lite.extras.energon.wrappers.loops import Loop, Loops, is_endless, length_of, loops_of
 from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
-from energon_lite.loading.iterators.dataset import Identity, Loop, SavableDataset
+from energon_lite.loading.iterators.dataset import Identity, SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.loops import is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
@@ -172,7 +172,7 @@ class WrapperDataset(SavableDataset):
 
     @cached_property
     def is_endless(self) -> bool:
-        return is_endless(self.resolved.loops, self.resolved.is_endless)
+        return is_endless(loops_of(self.resolved), self.resolved.is_endless)
 
     def __len__(self) -> int:
         inner = self.resolved
@@ -184,9 +184,9 @@ class WrapperDataset(SavableDataset):
                 return sum(map(inner.loop_steps, range(loops)))
             return loops * len(inner)
 
-        if not inner.loops:
+        if inner.loops is None:
             return len(inner)
-        if (length := length_of(inner.loops, inside)) is None:
+        if (length := length_of(loops_of(inner), inside)) is None:
             raise UnknownLengthError("it never ends", fix="wrap it in LimitDataset or EpochizeDataset")
         return length
 
@@ -245,14 +245,15 @@ def is_by_content(dataset: SavableDataset) -> bool:
 def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
     """Return a data set with batches by hooks or tokens, with another loop around its own."""
     inner = wrapper.dataset.resolved
-    loops = (*inner.loops, loop)
+    before = loops_of(inner)
+    loops = (*before, loop)
     settings = dict(inner.identity.settings)
     settings["loops"] = [[inner_loop.kind, inner_loop.count] for inner_loop in loops]
-    counts_inside = any(inner_loop.by_steps for inner_loop in inner.loops) or inner.limit or inner.loop_length
+    counts_inside = any(inner_loop.by_steps for inner_loop in before) or inner.limit or inner.loop_length
     counts_inside = counts_inside or (inner.drop_last and not inner.is_endless)
     if counts_inside:
         settings["ranks"] = wrapper.worker_config.world_size
-    return replace(inner, loops=loops, identity=replace(inner.identity, settings=settings))
+    return replace(inner, loops=Loops(loops), identity=replace(inner.identity, settings=settings))
 
 
 def function_name(function: Callable[..., Any]) -> str:

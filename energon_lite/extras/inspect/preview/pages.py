@@ -12,8 +12,8 @@ from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.steps import SampleMakers, ShownSample
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
-from energon_lite.loading.blend_weights import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.loading.metadataset_keys import LeafFacts
 
 __all__ = [
     "LEAF_SAMPLES",

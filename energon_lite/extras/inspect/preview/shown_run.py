@@ -13,7 +13,6 @@ from energon_lite.documents.paths import local_path
 from energon_lite.errors import StateError, UnlikeError, UsageError, counted, did_you_mean
 from energon_lite.extras.inspect.appearances import indices_of
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
-from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
@@ -21,6 +20,7 @@ from energon_lite.loading.iterators.planned_dataset import PlanCursor as Planned
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import get_train_dataset, get_val_dataset
 from energon_lite.loading.saved_states import merged, read_state_files

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 import torch
 
-from energon_lite.config import load_metadataset
+from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote.remote_files import read_file
 from tests.extras.energon.compat.declarations import JOINERS, cookers, declaration, make_data, written

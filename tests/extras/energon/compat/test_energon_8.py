@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from energon_lite.extras.energon import MetadatasetV2
 from energon_lite.extras.energon.compat.install import resolve
 from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES
 from energon_lite.extras.energon.compat.names import AHEAD_MODULES
+from tests.fork_server import run_program
 
 PROGRAM = """
 import sys
@@ -57,9 +56,8 @@ def test_all_names_are_there() -> None:
 
 def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
+    done = run_program(
         [
-            sys.executable,
             "-m",
             "energon_lite.extras.energon",
             str(tmp_path / "program.py"),

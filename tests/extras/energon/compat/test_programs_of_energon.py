@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fork_server import run_program
 from tests.testing import write_tar
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -31,9 +30,7 @@ def part_filter(part):
 
 
 def run(arguments: Sequence[str | Path], *, cwd: Path = ROOT, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300
-    )
+    done = run_program([*map(str, arguments)], env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr[-3000:]
     return done.stdout if code == 0 else done.stderr
 

@@ -1,8 +1,8 @@
 """What is Energon's rule under Energon's names, and ours elsewhere."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.fork_server import run_program
 
 PROGRAM = """
 import sys, time
@@ -55,9 +55,7 @@ print(list(get_loader(slow, watchdog_timeout_seconds=0.1)), hangs)
 
 def test_packs_come_in_their_order_and_hangs_are_heard_of(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(12)))
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "a.jsonl"], capture_output=True, text=True, timeout=120
-    )
+    run = run_program(["-c", PROGRAM, tmp_path / "a.jsonl"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     packs = [[[0], [1, 2, 3, 4]], [[5], [6, 7, 8, 9]]]
     assert run.stdout.splitlines() == [str(packs), "[4, 4, 4] [1]"]

@@ -6,8 +6,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from energon_lite.extras.media import FileCacheLazy, FileStoreCachePool, SystemF
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.stores import DecodeFileStore, DirectLazy, MockLazy, NoCachePool, PrimaryFileStore
 from tests.extras.media.stores.numbered_store import NumberedStore, source_of, value_of
+from tests.fork_server import run_program
 from tests.testing import in_time
 
 MakePool = Callable[..., FileStoreCachePool]
@@ -230,8 +229,8 @@ assert len(list(pool.cache_dir.iterdir())) == 1
 def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
     environment = os.environ | {"PYTHONPATH": str(root)}
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    subprocess.run(program, check=True, timeout=100, cwd=root, env=environment)
+    program = ["-c", PROGRAM, str(tmp_path)]
+    run_program(program, check=True, timeout=100, cwd=root, env=environment)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.positions import mrope_positions
 from energon_lite.errors import UsageError
+from energon_lite.extras.tools.positions import mrope_positions
 from tests.testing import examples
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar, overload
 
 from energon_lite.errors import UsageError
 
-__all__ = ["asks_for_seeds", "failure_tolerance_of", "restores_seeds", "stateless"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.digests import AddressList, SpanList
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
-from energon_lite.loading.executors import wire
+from energon_lite.extras import wire
 from energon_lite.loading.executors.transport import unsendable
 from energon_lite.loading.makers.outcomes import Failure, Mark, Result
 from tests.testing import examples

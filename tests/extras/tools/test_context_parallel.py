@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching import context_parallel_positions, context_parallel_slice
 from energon_lite.errors import TopologyError, UsageError
+from energon_lite.extras.tools import context_parallel_positions, context_parallel_slice
 
 cuts = st.sampled_from(["zigzag", "plain"])
 sizes = st.integers(1, 6)

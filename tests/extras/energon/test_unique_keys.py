@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.prepare import unique_keys
-from energon_lite.storage.prepare.unique_keys import make_keys_unique
+from energon_lite.extras.energon import unique_keys
+from energon_lite.extras.energon.unique_keys import make_keys_unique
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.testing import write_tar
+from tests.testing import command, write_tar
 
 
 def names(path: Path) -> list[str]:
@@ -86,3 +87,16 @@ def test_one_that_was_killed_is_finished(shards: Path, monkeypatch: pytest.Monke
     assert names(shards / "sub/b.tar") == ["sub/b.tar/0.txt", "0.cls", "x/1.txt"]
     make_keys_unique(str(shards), ["a.tar", "sub/b.tar"])
     assert names(shards / "sub/b.tar") == ["sub/b.tar/0.txt", "sub/b.tar/0.cls", "sub/b.tar/x/1.txt"]
+
+
+def test_prepare_makes_keys_unique(shards: Path) -> None:
+    options = ("--non-interactive", "--split-ratio", "1,0,0", "--fix-duplicates", "--no-progress")
+    code, output = command("prepare", shards, *options)
+    assert code == 0 and "Keys collided: the members of 2 shards" in output
+    index = PackedIndex.open(str(shards / ".nv-meta" / "energon_lite.idx"))
+    assert [*index.keys(0, len(index))] == ["a.tar/0", "a.tar/x/1", "sub/b.tar/0", "sub/b.tar/x/1"]
+    assert index.uuid == (shards / ".nv-meta" / "index.uuid").read_text()
+    code, output = command("prepare", shards, *options, "--force-overwrite")
+    assert code == 0 and "All keys are unique; no shard was changed" in output
+    code, output = command("prepare", shards, "--tar-index-only", "--fix-duplicates")
+    assert code == 1 and "--fix-duplicates: needs no --tar-index-only" in output

@@ -1,4 +1,4 @@
-"""Positions and attention masks of rows of tokens: parts of context-parallel ranks, grids of images, packed samples.
+"""Positions in rows of tokens: the parts of context-parallel ranks, and grids of images.
 
 With a causal mask, later tokens attend to more tokens, so of ``size`` contiguous pieces the last would cost the most.
 The zigzag cut makes ``2 * size`` chunks and gives rank ``r`` the chunks ``r`` and ``2 * size - 1 - r``: all ranks then
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -25,9 +25,7 @@ from energon_lite.errors import TopologyError, UsageError, field_of
 __all__ = [
     "context_parallel_positions",
     "context_parallel_slice",
-    "flex_segment_mask",
     "mrope_positions",
-    "segment_mask",
 ]
 
 
@@ -184,36 +182,3 @@ def mrope_positions(length: int, starts: Sequence[int], grids: Sequence[Sequence
         following += max(frames, rows, columns)
     parts.append(torch.arange(following, following + max(0, length - at)).expand(3, -1))
     return torch.cat(parts, dim=1)
-
-
-def segment_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """Causal mask for ``scaled_dot_product_attention``: ``[rows, length]`` -> bool ``[rows, 1, length, length]``.
-
-    Its size is quadratic in the length; for long rows use ``cu_seqlens`` or :func:`flex_segment_mask`.
-
-    Example:
-        >>> segment_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
-        tensor([[1, 0, 0],
-                [1, 1, 0],
-                [0, 0, 1]], dtype=torch.int32)
-    """
-    length = segment_ids.shape[-1]
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return (same & torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril())[:, None]
-
-
-def flex_segment_mask(
-    segment_ids: torch.Tensor,
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Mask function for ``torch.nn.attention.flex_attention.create_block_mask``, which skips whole blocks.
-
-    Example:
-        >>> length = batch.tokens.shape[1]
-        >>> mask = create_block_mask(flex_segment_mask(batch.segment_ids), 1, None, length, length)
-        >>> flex_attention(query, key, value, block_mask=mask)
-    """
-
-    def allowed(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (segment_ids[row, query] == segment_ids[row, key]) & (query >= key)
-
-    return allowed

@@ -7,20 +7,57 @@ around the data set's iterator. It counts steps and loops; its state has these c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from energon_lite.errors import FatalSampleError, TopologyError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.iterators.dataset import Loop
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.state import State, damaged, is_count
 from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["LoopedIterator", "is_endless", "length_of"]
+__all__ = ["Loop", "LoopedIterator", "Loops", "is_endless", "length_of", "loops_of"]
 
 #: Exclusive upper bound of the counts in a state; above it the state is damaged.
 _MOST = 1 << 60
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop around the loops inside it.
+
+    Args:
+        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
+            the other; ``epoch``: a number of steps that continue after those of the loop before.
+        count: steps of each rank, or repetitions; 0: endless.
+    """
+
+    kind: Literal["limit", "repeat", "epoch"]
+    count: int
+
+    @property
+    def by_steps(self) -> bool:
+        """True if the loop counts steps, and not repetitions."""
+        return self.kind != "repeat"
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Loops around the loops of a data set, from the inside out: its field ``loops``."""
+
+    of: tuple[Loop, ...]
+
+    def __call__(self, kind: type[DatasetIterator]) -> Callable[..., DatasetIterator]:
+        """Return a function that makes the iterators of a loader, given the class of those of the data set inside."""
+        return partial(LoopedIterator, kind)
+
+
+def loops_of(dataset: SavableDataset) -> tuple[Loop, ...]:
+    """Return the loops around those of a data set, from the inside out."""
+    return dataset.loops.of if isinstance(dataset.loops, Loops) else ()
 
 
 class _LoopsCursor(NamedTuple):
@@ -58,7 +95,7 @@ class LoopedIterator(DatasetIterator):
         skip: Collection[tuple[int, int]] = (),
     ):
         self._inner = inner(dataset, workers, prefetch_factor, report)
-        self._loops = dataset.loops
+        self._loops = loops_of(dataset)
         self._inner.tells_ends = True
         super().__init__(dataset, workers, prefetch_factor, report, skip)
 

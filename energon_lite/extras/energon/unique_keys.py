@@ -8,19 +8,49 @@ one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from energon_lite.errors import ShardFormatError
+import click
+
+from energon_lite.errors import ShardFormatError, counted
 from energon_lite.storage.files.byte_ranges import open_file
+from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 
-__all__ = ["make_keys_unique"]
+__all__ = ["begin", "fix_duplicates_option", "make_keys_unique"]
+
+T = TypeVar("T", bound=Callable[..., object])
 
 #: Bytes of the name field in a header.
 _NAME = 100
 #: Bytes of the prefix field in a header.
 _PREFIX = 155
+
+
+def fix_duplicates_option(command: T) -> T:
+    """Add ``--fix-duplicates`` to ``prepare``."""
+    help = "Add the shard's name to members of shards, if keys collide."
+    return click.option("--fix-duplicates", is_flag=True, help=help)(command)
+
+
+def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:
+    """Return the step of ``prepare`` that makes the keys of the folder unique; None: it was not requested."""
+
+    def step(root: str) -> None:
+        renamed = make_keys_unique(root, list(read_info(root)))
+        if renamed:
+            index_again(root, workers=options["num_workers"], sqlite=options["sqlite"])
+        click.echo(
+            f"Keys collided: the members of {counted(len(renamed), 'shard')} now begin with the name of their shard"
+            if renamed
+            else "All keys are unique; no shard was changed",
+            err=options["as_json"],
+        )
+
+    return step if options["fix_duplicates"] else None
 
 
 def make_keys_unique(root: str, shards: Sequence[str]) -> list[str]:

@@ -1,0 +1,69 @@
+"""A program of the fork server ends, prints and is placed as one that Python starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fork_server import ForkedProgram, run_program
+
+SAY = "import sys, os; print(sys.argv, __name__, os.getcwd(), os.environ.get('OWN'), os.getsid(0) == os.getpid())"
+PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "says": (["-c", SAY, "a", "b c"], {}),
+    "elsewhere": (["-c", SAY], {"cwd": "/", "env": {"OWN": "5"}, "start_new_session": True}),
+    "reads": (["-u", "-c", "print(input(), open(1, closefd=False).isatty())"], {"input": "given\n"}),
+    "a number": (["-c", "raise SystemExit(3)"], {}),
+    "a text": (["-c", "raise SystemExit('why')"], {}),
+    "atexit": (["-c", "import atexit; atexit.register(print, 'bye'); 1 / 0"], {}),
+    "interrupted": (["-c", "raise KeyboardInterrupt"], {}),
+    "killed": (["-c", "import os; os.kill(os.getpid(), 9)"], {}),
+    "aborted": (["-c", "import os; os.abort()"], {}),
+    "threads": (["-c", "import threading, time; threading.Timer(0.01, print, 'late').start()"], {}),
+    "pickles": (["-c", "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)"], {}),
+    "files": (["-c", "import os; print(sorted(os.listdir('/proc/self/fd'))[:3])"], {}),
+    "module": (["-m", "energon_lite.cli.main", "--version"], {}),
+    "script": (["script.py", "a"], {}),
+}
+SCRIPT = """
+import multiprocessing, sys
+print(sys.argv, sys.path[0], __file__, __spec__)
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(pool.map(abs, [-1]))
+"""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_as_one_of_a_fresh_interpreter(name: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    arguments, options = PROGRAMS[name]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60} | options
+    fresh = subprocess.run([sys.executable, *arguments], check=False, **options)
+    forked = run_program(arguments, **options)
+    assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout), forked.stderr
+    assert forked.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
+
+
+def test_torch_is_there_and_this_library_is_not() -> None:
+    said = "import sys; print('torch' in sys.modules, [name for name in sys.modules if name.startswith('energon')])"
+    assert run_program(["-c", said], stdout=subprocess.PIPE, text=True, check=True).stdout == "True []\n"
+
+
+def test_a_program_is_a_child_that_takes_signals() -> None:
+    with ForkedProgram(["-c", "import os; print(os.getppid()); input()"], **PIPES) as program:
+        assert program.stdout is not None and int(program.stdout.readline()) == os.getpid()
+        assert program.poll() is None
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(10) == -signal.SIGTERM
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_program(["-c", "import time; time.sleep(60)"], timeout=0.1)
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
