@@ -26,7 +26,7 @@ from energon_lite.storage.files.urls import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
-from energon_lite.storage.prepare.prepare import PrepareReport, UrlOptions, already_prepared, write_prepared
+from energon_lite.storage.prepare.prepare import PrepareOptions, PrepareReport, already_prepared, write_prepared
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.work import Table
@@ -218,7 +218,7 @@ def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolde
         shutil.rmtree(root, ignore_errors=True)
 
 
-def prepare_url(url: str, choose: Callable[[DatasetScan], Choice] | None, options: UrlOptions) -> PrepareReport:
+def prepare_url(url: str, choose: Callable[[DatasetScan], Choice] | None, options: PrepareOptions) -> PrepareReport:
     """Prepare a data set; without ``choose``, make the indexes of a prepared one again."""
     with remote_folder(url, options.tmp_path) as remote:
         if choose is not None and remote.is_prepared and not options.force_overwrite:

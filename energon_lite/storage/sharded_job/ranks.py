@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from energon_lite.errors import DatasetError, UsageError
+from energon_lite.launcher import launched_place
 
 T = TypeVar("T")
 
@@ -46,17 +47,10 @@ class Ranks:
             )
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Ranks:
-        """Read rank and world size from ``RANK`` and ``WORLD_SIZE``, as set by ``torchrun``; by default one process."""
-        variables = os.environ if environment is None else environment
-        texts = variables.get("RANK", "0"), variables.get("WORLD_SIZE", "1")
-        try:
-            return cls(int(texts[0]), int(texts[1]))
-        except ValueError:
-            raise UsageError(
-                f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are not a rank and a world size",
-                fix="start with torchrun, or unset both",
-            ) from None
+    def from_environment(cls) -> Ranks:
+        """Read rank and world size from the variables of a launcher, such as ``torchrun``; by default one process."""
+        place = launched_place()
+        return cls() if place is None else cls(place.rank, place.world_size)
 
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this rank's share: every ``world_size``-th item."""
