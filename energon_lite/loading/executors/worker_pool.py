@@ -19,13 +19,17 @@ from multiprocessing.util import Finalize
 from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers, fewest_jobs, kill_workers, local_handle
+from energon_lite.loading.executors.worker_handle import (
+    WorkerHandle,
+    end_workers,
+    fewest_jobs,
+    kill_workers,
+    local_handle,
+)
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
-
-__all__ = ["WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
