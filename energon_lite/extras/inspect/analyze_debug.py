@@ -19,8 +19,6 @@ from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.extras.inspect.trace import is_trace, read_runs
 
-__all__ = ["HeatMap", "command"]
-
 
 class HeatMap:
     """Counts of sightings in cells, which become coarser if there are more samples or steps than cells.

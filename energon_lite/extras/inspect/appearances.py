@@ -25,9 +25,6 @@ from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Appearance", "SampleHistory", "find_samples", "indices_of", "sample_history"]
-
-
 #: Largest number of plan chunks that are planned to find the number of a micro-batch.
 _WALKED = 8
 

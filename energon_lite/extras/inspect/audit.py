@@ -32,8 +32,6 @@ from energon_lite.extras.inspect.recorded_steps import (
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.order.hashing import MASK64
 
-__all__ = ["command"]
-
 #: Largest number of faulty steps that are shown.
 _SHOWN = 20
 

@@ -16,8 +16,6 @@ from energon_lite.loading.executors.executor import WorkSum
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["LIMITS", "Bottleneck", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
-
 logger = logging.getLogger(__name__)
 
 #: Possible bottlenecks of a run.

@@ -24,17 +24,6 @@ from energon_lite.errors import EmptyDatasetError, UsageError, counted
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
-__all__ = [
-    "PlanMetrics",
-    "command",
-    "even_balance",
-    "lateness",
-    "length_correlation",
-    "measure_plan",
-    "rank_loads",
-    "read_lengths",
-]
-
 Floats = NDArray[np.float64]
 
 

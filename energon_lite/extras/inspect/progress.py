@@ -11,8 +11,6 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.bottleneck import LIMITS, bottleneck_text
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, MetricsReports, ObservedRank
 
-__all__ = ["MetricsWriter", "ProgressLog", "loader_metrics"]
-
 logger = logging.getLogger(__name__)
 
 #: Entries of the statistics that are plain numbers.

@@ -11,16 +11,6 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import MASK64
 
-__all__ = [
-    "RecordedStep",
-    "StepDifference",
-    "first_difference",
-    "json_lines",
-    "missing_steps",
-    "read_metrics",
-    "read_traces",
-]
-
 
 @dataclass(frozen=True)
 class RecordedStep:

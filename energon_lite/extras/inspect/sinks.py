@@ -13,8 +13,6 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["MetricsFile", "TensorBoardFolder", "WandbRun"]
-
 
 class MetricsFile:
     """A file with a JSON object per line. A resumed run continues after the step it resumed from.

@@ -25,8 +25,6 @@ from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Run", "TraceFile", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from energon_lite.loading.options import Reading
 from energon_lite.loading.recipes import get_savable_loader, get_train_dataset
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["LoaderSpeed", "available_memory", "command", "memory_of"]
-
 #: Number of settings to try in the given time.
 _TRIES = 16
 #: Share of the free memory that a loader may use.

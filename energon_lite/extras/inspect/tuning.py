@@ -10,8 +10,6 @@ from typing import Any
 
 from energon_lite.errors import UsageError
 
-__all__ = ["Bounds", "Setting", "Speed", "Tuning", "tune"]
-
 
 @dataclass(frozen=True, order=True)
 class Setting:

@@ -47,15 +47,6 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = [
-    "MediaFilterConfig",
-    "MediaFilterStrategy",
-    "MediaReport",
-    "MediaRow",
-    "prepare_media",
-    "write_media_metadata",
-]
-
 
 class MediaFilterStrategy(str, Enum):
     """Criterion by which a file counts as a medium."""

@@ -19,8 +19,6 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.tar.tar_scan import split_member_name
 
-__all__ = ["JsonlFileStore", "WebdatasetFileStore"]
-
 #: Samples whose index rows are in memory at a time while samples are listed.
 _LISTED = 1 << 16
 

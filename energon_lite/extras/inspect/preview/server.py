@@ -21,8 +21,6 @@ from energon_lite.extras.inspect.preview.page_frame import policy
 from energon_lite.extras.inspect.preview.site import Answer, Site
 from energon_lite.extras.inspect.prometheus import BoundedServer
 
-__all__ = ["PreviewServer"]
-
 #: Host names that requests may use.
 _HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 #: Seconds that a client may take to read a piece of an answer.

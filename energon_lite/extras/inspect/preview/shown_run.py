@@ -27,9 +27,6 @@ from energon_lite.loading.saved_states import merged, read_state_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Decode", "Listed", "RunOptions", "ShownRun", "check_state"]
-
-
 #: Splits that are read once, in order.
 _READ_ONCE = ("val", "test")
 
@@ -184,12 +181,7 @@ class ShownRun:
 
     @classmethod
     def open(
-        cls,
-        path: str,
-        options: RunOptions,
-        encoder: TaskEncoder | None = None,
-        *,
-        decode: Decode | None = None,
+        cls, path: str, options: RunOptions, encoder: TaskEncoder | None = None, *, decode: Decode | None = None
     ) -> ShownRun:
         """Open a folder, a JSONL file or a metadataset.
 

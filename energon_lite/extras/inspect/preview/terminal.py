@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from energon_lite.extras.inspect.preview.site import Site
     from energon_lite.extras.inspect.preview.steps import Place, ShownSample
 
-__all__ = ["picture_lines", "sample_lines", "show_place", "show_samples"]
-
 #: Fields of every sample that do not describe its contents. The key is shown, as by Energon's command.
 _HIDDEN = HIDDEN - {"__key__"} | {"__subflavors__"}
 #: Characters of a text that are shown.

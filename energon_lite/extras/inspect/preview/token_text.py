@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from energon_lite.errors import counted
-from energon_lite.extras.inspect.preview.element import Markup, element
+from energon_lite.extras.inspect.preview.element import Markup, tag
 from energon_lite.extras.inspect.preview.shown_run import Decode
-
-__all__ = ["TOKEN_FIELDS", "TokenRow", "find_tokens", "token_figure"]
 
 #: Names of fields with tokens, in order of preference.
 TOKEN_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens", "tokens.npy", "npy")
@@ -183,18 +181,18 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         spans.append((weight, _span(text, shown[place], pieces is None, begins)))
         place += size
     runs = [
-        element("mark" if learned else "span", [span for _, span in group], class_="learned" if learned else "given")
+        tag("mark" if learned else "span", [span for _, span in group], class_="learned" if learned else "given")
         for learned, group in groupby(spans, key=lambda pair: pair[0] > 0)
     ]
     legend = None
     if row.weights is not None:
-        legend = element("span", element("mark", "coloured", class_="learned"), " is learned", class_="legend")
+        legend = tag("span.legend", tag("mark.learned", "coloured"), " is learned")
     rest = None
     if len(shown) < count:
         rest = f"the first {len(shown):,} are shown"
-        rest = element("a", f"show all {count:,}", href=more) if more else rest
+        rest = tag("a", f"show all {count:,}", href=more) if more else rest
     numbers = "tokens numbers" if pieces is None else "tokens"
-    box = element(
+    box = tag(
         "div",
         runs,
         class_=numbers,
@@ -203,7 +201,7 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         aria_label=f"{label}: {words}",
         data_ids=_ids(shown, pieces),
     )
-    return element("figure", element("figcaption", element("span", words), legend, rest), box, class_="token-figure")
+    return tag("figure.token-figure", tag("figcaption", tag("span", words), legend, rest), box)
 
 
 def _ids(shown: Sequence[int], pieces: Sequence[tuple[str, int]] | None) -> str | None:
@@ -220,7 +218,7 @@ def _ids(shown: Sequence[int], pieces: Sequence[tuple[str, int]] | None) -> str 
 def _span(text: str, token: int, is_number: bool, begins: bool) -> Markup:
     kind = "begins" if begins else None
     if is_number:
-        return element("span", text, class_=kind)
+        return tag("span", text, class_=kind)
     if not text:
-        return element("span", f"⟨{token}⟩", class_=f"{kind} special" if kind else "special")
-    return element("span", text.replace("\n", "↵\n"), class_=kind)
+        return tag("span", f"⟨{token}⟩", class_=f"{kind} special" if kind else "special")
+    return tag("span", text.replace("\n", "↵\n"), class_=kind)
