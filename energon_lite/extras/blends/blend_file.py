@@ -26,7 +26,7 @@ from energon_lite.config.dataset import load_own_splits
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.extras.blends.forks import cores_to_fork, done_by_forks
-from energon_lite.extras.blends.leaf_table import LeafFacts, LeafOpener, LeafRecords, leaf_keys
+from energon_lite.extras.blends.leaf_table import LeafFacts, LeafOpener, LeafRecords, MadeOnAccess, leaf_keys
 from energon_lite.extras.blends.token_weights import by_samples
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source
@@ -35,6 +35,7 @@ from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.index.column_file import column_folders
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["BlendFile", "KnownBlend", "fits_table", "keyed"]
@@ -347,7 +348,7 @@ def _tell_unwritten(path: str, error: OSError) -> None:
     )
 
 
-class _Sources(Sequence[Any]):
+class _Sources(MadeOnAccess[AnySource]):
     """Sources of leaves, each opened again on every access."""
 
     def __init__(self, specs: Sequence[LeafSpec]):
@@ -356,7 +357,7 @@ class _Sources(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._specs)
 
-    def __getitem__(self, number: Any) -> Any:
+    def element(self, number: int) -> AnySource:
         return open_source(self._specs[number])
 
 

@@ -153,6 +153,7 @@ class JoinedSource:
         )
 
 
+@dataclass(frozen=True)
 class JoinedReader:
     """Reader of joined samples, with one read for each data set. The parts of a joined sample are the samples of the
     data sets, named by their number; a data set without a match gives None.
@@ -162,9 +163,8 @@ class JoinedReader:
         readers: a reader for each of them.
     """
 
-    def __init__(self, source: JoinedSource, readers: Sequence[SampleReader]):
-        self.source = source
-        self.readers = tuple(readers)
+    source: JoinedSource
+    readers: Sequence[SampleReader]
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """Read the samples ``indices`` (at least one) by columns; None: those of the first data set are not alike.

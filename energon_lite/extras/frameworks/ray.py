@@ -48,9 +48,6 @@ class DataReference:
     arguments: tuple[Any, ...]
     fingerprint: str
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DataReference, (self.function, self.arguments, self.fingerprint)
-
     def opened(self) -> OpenedData:
         """Open the data set in this process. Forked processes open it again, and share no files or locks."""
         return _opened(self, os.getpid())

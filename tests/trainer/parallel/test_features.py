@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import document_segments, sdpa
+from energon_lite.trainer.models.attention_functions import sdpa
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
 from energon_lite.trainer.parallel.mesh import build_mesh
@@ -67,7 +67,7 @@ def test_names_that_nobody_registered() -> None:
     mesh = build_mesh()
     with pytest.raises(Exception, match="did you mean 'rms_norm'"):
         LlamaModel(dataclasses.replace(BASE, norm="rmsnorm"), mesh)
-    with pytest.raises(Exception, match="use one of: sdpa, varlen, varlen_kernel"):
+    with pytest.raises(Exception, match="use one of: sdpa, varlen"):
         LlamaModel(dataclasses.replace(BASE, attention="ring"), mesh)
 
 
@@ -79,12 +79,6 @@ def test_an_attention_that_cannot_keep_documents_apart_says_so(run_ranks: RunRan
 
     with pytest.raises(RankFailure, match="cannot keep packed documents apart"):
         run_ranks(1, check)
-
-
-def test_the_segments_of_documents_cover_the_queries_once() -> None:
-    lengths = [[2, 3, 1], [4, 2]]
-    assert document_segments(lengths, 0, 6) == [[(0, 0, 2), (2, 2, 5), (5, 5, 6)], [(0, 0, 4), (4, 4, 6)]]
-    assert document_segments(lengths, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
 
 
 @pytest.mark.slow

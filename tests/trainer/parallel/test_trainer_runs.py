@@ -21,7 +21,7 @@ from energon_lite.trainer import (
     load_tokenizer,
 )
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
-from energon_lite.trainer.training.throughput import image_flops, training_flops
+from energon_lite.trainer.training.throughput import flops_of_images, training_flops
 from tests.fork_server import run_program
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
@@ -119,7 +119,7 @@ def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend:
     lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
     # Each of the 12 rows of a step has a prefix of four, and at most twelve positions.
     low, high = (training_flops(config.model, 12 * n, 12 * n * (n + 1) / 2) for n in (5, 12))
-    images = image_flops(config.model, torch.zeros(12, 3, 4, 4), None)
+    images = 12 * flops_of_images(config.model, [(4, 4)])[0]
     low, high = low + images, high + images
     for entry in lines:
         assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["seconds"])
