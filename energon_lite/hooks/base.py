@@ -26,8 +26,9 @@ import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, cast
+from typing import Any, ClassVar, Generic, Protocol, cast
 
+import torch
 from typing_extensions import TypeVar
 
 from energon_lite.batching.collate import Padding, batch_from_samples, empty_like, generic_batch
@@ -69,6 +70,13 @@ class PackedSamplesOutput(Generic[T]):
     pushback: Sequence[T] = ()
 
 
+class DeviceDecoder(Protocol):
+    """Decoder for the hook ``encode_on_device``."""
+
+    def opened(self, device: torch.device) -> str:
+        """Prepare for a device; return the name of what decodes for it, which is recorded in states."""
+
+
 class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     """Base class of task encoders: override the hooks that your task needs; others cost nothing.
 
@@ -85,6 +93,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
             ``preencode_sample``). None: packing requires your ``select_samples_to_pack``.
         padding: treatment of tensors of one field whose shapes differ, in the default ``batch``. None: an error. A
             number: pad their ends with it. ``"list"``: keep them in a list. A dict gives the treatment for each field.
+        device_decoder: decoder that ``encode_on_device`` uses; None: none that states should record.
 
     Example:
         >>> class Captions(TaskEncoder):
@@ -97,6 +106,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     failure_tolerance: int = 100
     pack_capacity: int | None = None
     padding: Padding = None
+    device_decoder: DeviceDecoder | None = None
 
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
@@ -178,6 +188,16 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
         """Finish a batch in the worker. May be a generator."""
         return cast(BatchT, batch)
+
+    @stateless
+    def encode_on_device(self, batch: BatchT) -> Any:
+        """Finish a batch where ``loader.to(device)`` has moved it, on the stream of the copy; also for ``"cpu"``.
+
+        It runs in the trainer's process, once for each batch that is delivered. The randomness, also of the device's
+        global generator, depends on the seed and on the samples in the batch. An error ends the ``for`` loop; a batch
+        that cannot be used has no replacement.
+        """
+        return batch
 
     def empty_batch(self, like: BatchT, rows: int) -> BatchT:
         """Make a batch without samples, for ranks that have none left at the end of a finite pass.
@@ -369,10 +389,10 @@ def _delegating(name: str) -> Callable[..., Any]:
     return hook
 
 
-for _name in ("decoder", "cookers", "failure_tolerance", "pack_capacity", "padding"):
+for _name in ("decoder", "cookers", "device_decoder", "failure_tolerance", "pack_capacity", "padding"):
     setattr(AugmentTaskEncoder, _name, property(attrgetter(f"task_encoder.{_name}")))
 for _name in (
     *("encode_sample", "preencode_sample", "select_samples_to_pack", "postencode_sample", "pack_selected_samples"),
-    *("batch_group_criterion", "batch", "encode_batch", "empty_batch"),
+    *("batch_group_criterion", "batch", "encode_batch", "encode_on_device", "empty_batch"),
 ):
     setattr(AugmentTaskEncoder, _name, _delegating(_name))

@@ -18,16 +18,18 @@ from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overr
 
 logger = logging.getLogger(__name__)
 
+#: The hooks that jobs call, and the one that a path to a device calls.
+_HOOKS = (*HOOK_ORDER, "encode_on_device")
 #: Arguments of the hooks. (cook_crude_sample may take fewer; it is checked elsewhere.)
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(HOOK_ORDER, ("sample",)),
     **dict.fromkeys(("select_samples_to_pack", "pack_selected_samples", "batch"), ("samples",)),
     **dict.fromkeys(("sample_length", "sample_costs"), ("encoded",)),
-    "encode_batch": ("batch",),
+    **dict.fromkeys(("encode_batch", "encode_on_device"), ("batch",)),
     "empty_batch": ("like", "rows"),
 }
 #: Other attributes of an encoder that the loader reads.
-_ATTRIBUTES = ("cookers", "decoder", "failure_tolerance", "padding")
+_ATTRIBUTES = ("cookers", "decoder", "device_decoder", "failure_tolerance", "padding")
 #: Least similarity at which a name may be a misspelled hook.
 _ALIKE = 0.88
 #: Warnings that were given: a class, and a name in it.
@@ -194,7 +196,7 @@ def _check_functions(encoder: TaskEncoder) -> None:
     Raises:
         UsageError: a hook or a name is refused; the message has its name and place.
     """
-    for name in HOOK_ORDER:
+    for name in _HOOKS:
         if is_overridden(encoder, name) and hook_of(encoder, name) is not None:
             own = _owner(encoder, name)
             _check_kind(f"{type(own).__name__}.{name}", hook_of(encoder, name))
@@ -249,7 +251,7 @@ def _check_spelling(encoder: TaskEncoder) -> None:
             if name.startswith("_") or name in used or hasattr(TaskEncoder, name) or hasattr(AugmentTaskEncoder, name):
                 continue
             is_function = callable(value) or isinstance(value, (staticmethod, classmethod))
-            choices = [*HOOK_ORDER] if is_function else [*_ATTRIBUTES]
+            choices = [*_HOOKS] if is_function else [*_ATTRIBUTES]
             meant = max(choices, key=lambda choice: _likeness(name, choice))
             likeness = _likeness(name, meant)
             if likeness < _ALIKE or meant in members:

@@ -7,6 +7,7 @@ work on a batch in ``take``, and take the next result ahead in ``finish``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,21 @@ class BatchPath:
 
     def forget(self) -> None:
         """Drop results that were taken ahead. They were not delivered, and states do not count them."""
+
+    def digest(self, result: Result) -> int:
+        """Return the digest of the samples in the batch of the result taken last, also if a peer has loaded it."""
+        return result.digest
+
+    def stats(self) -> dict[str, Any]:
+        """Return entries for the loader's statistics."""
+        return {}
+
+    def notes(self) -> dict[str, str]:
+        """Return entries for states that do not decide the order, and are only compared."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any]) -> None:
+        """Compare the entries of a state that was restored with one's own; a difference is a warning."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.hooks import failure_tolerances
+from energon_lite.hooks import failure_tolerances, is_overridden
 from energon_lite.loading.batch_observer import (
     BatchEvent,
     BatchObserver,
@@ -53,7 +53,8 @@ class DataLoader:
 
     Args:
         dataset: data set from ``get_train_dataset`` or ``get_val_dataset``.
-        prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny.
+        prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny, or
+            some take long.
         start_method: start method of worker processes: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
             this process, for light work that does not hold Python's lock for long; or ``main``: no workers, this
             process does the work whatever ``num_workers`` is.
@@ -242,8 +243,9 @@ class DataLoader:
 
         Tensors at any depth of a batch go through page-locked memory and a separate stream; use them on the stream that
         is current when the batch is returned. A batch that was copied ahead is not delivered: states do not count it.
-        With ``"cpu"``, batches stay as they are. Peers of a model replica (see ``WorkerConfig.from_mesh``) must all do
-        the same, because taking a batch ahead may need collectives.
+        The hook ``encode_on_device`` of the task encoder then gets each batch, on that stream. With ``"cpu"``, batches
+        stay where they are, and the hook runs before they are delivered. Peers of a model replica (see
+        ``WorkerConfig.from_mesh``) must all do the same, because taking a batch ahead may need collectives.
 
         Args:
             device: device as torch names it; ``"cuda"`` is the current one.
@@ -252,7 +254,8 @@ class DataLoader:
         Raises:
             UsageError: there is no such device, or no such path.
         """
-        on_cpu = str(device).partition(":")[0] == "cpu"
+        hooked = is_overridden(self.dataset.task_encoder, "encode_on_device")
+        on_cpu = str(device).partition(":")[0] == "cpu" and not hooked
         chosen = self._path_of_rank if on_cpu else open_path(path, replace(self._path_request, device=device))
         self._path.forget()
         self._path = chosen
@@ -330,7 +333,7 @@ class DataLoader:
         """
         with self._turn.look() as alone:
             stats = self._report.stats() | {"wait_seconds": self._wait_seconds} | self._workers.stats(alone)
-            stats |= {"bottleneck": None} | self._observers.stats()
+            stats |= {"bottleneck": None} | self._observers.stats() | self._path.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 

@@ -61,6 +61,7 @@ class SavableDataLoader(DataLoader):
             self._dataset_iterator.restore(state)
             self._in_step = False
             self._delivered = self._dataset_iterator.cursor
+            self._path.restored(state or {})
         finally:
             self._turn.holder = None
 
@@ -168,7 +169,7 @@ class SavableDataLoader(DataLoader):
 
     def state_dict(self) -> State:
         """Return the state on every rank, the same on all that are in step; torch's name for it."""
-        return self._dataset_iterator.state(self._delivered)
+        return self._dataset_iterator.state(self._delivered) | self._path.notes()
 
     def load_state_dict(self, state_dict: State) -> None:
         """Call :meth:`restore_state_rank`; torch's name for it."""

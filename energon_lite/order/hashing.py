@@ -76,6 +76,8 @@ class HashDomain(IntEnum):
     WRAPPED_REPLACEMENT = 37
     #: Randomness of ``sample_length`` while a data set is measured.
     MEASURED_LENGTH = 38
+    #: Randomness of ``encode_on_device``.
+    DEVICE_HOOK = 39
     #: Order in which packs are dealt to rows.
     DEAL = 0x6465616C
     #: Order of the micro-batches of a chunk.

@@ -7,12 +7,17 @@ own, and it is started before the batch is needed. So a copy has two parts, :met
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.device.hook import DeviceHook, device_hook
+from energon_lite.extras.device.pinned import SEGMENTS, Arrival, CopyEngine, CudaEngine, PinnedSegments
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Result
@@ -20,19 +25,29 @@ from energon_lite.tensors import map_tensors
 
 __all__ = ["DeviceCopy", "DevicePrefetcher", "Underway", "copies_ahead"]
 
+logger = logging.getLogger(__name__)
+
+#: Entry of states with the name of the decoder of ``encode_on_device``.
+_DECODER = "device_decoder"
+
 
 class Underway(NamedTuple):
-    """A batch whose copy was started, with the event that marks the end of the copy (None: it is complete)."""
+    """A batch whose copy was started, with the mark at the end of the copy (None: it is complete)."""
 
     batch: Any
-    arrived: torch.cuda.Event | None
+    arrived: Arrival | None
 
 
 class DeviceCopy:
     """Copier of batches, with tensors at any depth, to a device. For the CPU, nothing is copied.
 
+    A batch that a worker process has made is copied from the worker's memory, which is page-locked at the first copy;
+    other tensors through page-locked memory of torch.
+
     Args:
         device: device as torch names it; ``cuda`` is the current one.
+        engine: stream of the device; None: a new one for ``cuda``, none for others.
+        segments: registry of page-locked segments.
 
     Raises:
         UsageError: there is no such device.
@@ -44,56 +59,70 @@ class DeviceCopy:
         >>> batch = copy.finish(underway)  # the current stream waits for the copy, the process does not
     """
 
-    def __init__(self, device: torch.device | str):
+    def __init__(
+        self,
+        device: torch.device | str,
+        engine: CopyEngine | None = None,
+        segments: PinnedSegments = SEGMENTS,
+    ):
         try:
             self.device = torch.device(device)
             if self.device.type == "cuda" and self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
-            self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+            self.engine = CudaEngine(self.device) if engine is None and self.device.type == "cuda" else engine
         except (RuntimeError, AssertionError) as error:
             raise UsageError(
                 f"batches cannot go to the device {str(device)!r}: {str(error).splitlines()[0]}",
                 fix="give a device of this machine, such as 'cpu' or 'cuda:0'",
             ) from None
+        self.segments = segments
 
     @property
     def overlaps(self) -> bool:
         """True if a copy continues while this process does other work."""
-        return self._stream is not None
+        return self.engine is not None
 
-    def start(self, batch: Any) -> Underway:
-        """Start the copy of a batch."""
-        if self.device.type == "cpu":
-            return Underway(batch, None)
-        if self._stream is None:
-            return Underway(map_tensors(lambda tensor: tensor.to(self.device), batch), None)
-        # torch keeps the memory of a page-locked tensor until copies from it are done, so no reference is needed here.
-        with torch.cuda.stream(self._stream):
-            moved = map_tensors(self._copy, batch)
-            arrived = self._stream.record_event()
+    def start(self, batch: Any, then: Callable[[Any], Any] | None = None) -> Underway:
+        """Start the copy of a batch.
+
+        Args:
+            batch: the batch, in memory of this process.
+            then: work on the copied batch, on the same stream; its result takes the place of the batch.
+        """
+        then = then or _unchanged
+        engine = self.engine
+        if engine is None:
+            on_cpu = self.device.type == "cpu"
+            return Underway(then(batch if on_cpu else map_tensors(lambda one: one.to(self.device), batch)), None)
+        places = set[int]()
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "cpu":
+                return tensor.to(self.device, non_blocking=True)
+            place = self.segments.place_of(tensor, engine)
+            if place is not None:
+                places.add(place)
+            elif not tensor.is_pinned():
+                tensor = tensor.pin_memory()  # torch keeps this memory until copies from it are done
+            return engine.copy(tensor)
+
+        with engine.stream():
+            try:
+                moved = then(map_tensors(copied, batch))
+            finally:  # also after an error or an interrupt, since copies may have begun
+                arrived = engine.record()
+                self.segments.hold(arrived, batch, frozenset(places))
         return Underway(moved, arrived)
 
     def finish(self, underway: Underway) -> Any:
         """Return the batch, for use on the current stream."""
-        if underway.arrived is None:
+        if underway.arrived is None or self.engine is None:
             return underway.batch
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(underway.arrived)
+        return self.engine.hand_over(underway.batch, underway.arrived)
 
-        def used_here(tensor: torch.Tensor) -> torch.Tensor:
-            # Its memory belongs to the copying stream and must not be reused while the current stream reads it.
-            if tensor.is_cuda:
-                tensor.record_stream(stream)
-            return tensor
 
-        map_tensors(used_here, underway.batch)
-        return underway.batch
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type != "cpu":
-            return tensor.to(self.device, non_blocking=True)
-        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-        return pinned.to(self.device, non_blocking=True)
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 class _Taken(NamedTuple):
@@ -110,12 +139,24 @@ class DevicePrefetcher(BatchPath):
         copy: copier to the device.
         before: path that returns the results.
         work: record of the time that it takes to start the copies.
+        hook: caller of the hook ``encode_on_device``; None: there is none.
+        decoder: name of the decoder that the hook uses; "": none.
     """
 
-    def __init__(self, copy: DeviceCopy, before: BatchPath, work: WorkSeconds | None = None):
+    def __init__(
+        self,
+        copy: DeviceCopy,
+        before: BatchPath,
+        work: WorkSeconds | None = None,
+        *,
+        hook: DeviceHook | None = None,
+        decoder: str = "",
+    ):
         self.copy = copy
         self._before = before
         self._work = work or WorkSeconds()
+        self._hook = hook
+        self._decoder = decoder
         self._now: _Taken | None = None
         self._next: _Taken | BaseException | None = None
 
@@ -144,12 +185,31 @@ class DevicePrefetcher(BatchPath):
         self._now = self._next = None
         self._before.forget()
 
+    def stats(self) -> dict[str, Any]:
+        return {"unpinned_segments": self.copy.segments.refused}
+
+    def notes(self) -> dict[str, str]:
+        return {_DECODER: self._decoder} if self._decoder else {}
+
+    def restored(self, state: Mapping[str, Any]) -> None:
+        before = state.get(_DECODER, self._decoder)
+        if before != self._decoder:
+            logger.warning(
+                "images were decoded by %s when the state was saved, and are now by %s: pixels differ a little",
+                before,
+                self._decoder or "the hooks",
+            )
+
     def _taken(self) -> _Taken | None:
         result = self._before.take()
         if result is None:
             return None
         began = time.monotonic()
-        taken = _Taken(result, self.copy.start(result.batch))
+        hook = self._hook
+        then = None
+        if hook is not None and result.batch is not None:
+            then = partial(hook.guarded, digest=self._before.digest(result))
+        taken = _Taken(result, self.copy.start(result.batch, then))
         self._work.received += time.monotonic() - began
         return taken
 
@@ -157,4 +217,8 @@ class DevicePrefetcher(BatchPath):
 def copies_ahead(request: PathRequest) -> BatchPath:
     """Return the path to the device of a request."""
     assert request.device is not None
-    return DevicePrefetcher(DeviceCopy(request.device), request.before, request.work)
+    copy = DeviceCopy(request.device)
+    hook = device_hook(request.runner, None if copy.engine is None else copy.engine.generator)
+    decoder = None if hook is None else request.runner.encoder.device_decoder
+    name = "" if decoder is None else decoder.opened(copy.device)
+    return DevicePrefetcher(copy, request.before, request.work, hook=hook, decoder=name)

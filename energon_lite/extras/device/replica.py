@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import TopologyError, WorkerError
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.transport import pack, unpack
@@ -36,6 +37,15 @@ class _Failed:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """A batch for the peers, the digest of its samples, and the step that its rank has taken: pass and position."""
+
+    batch: Any
+    digest: int
+    step: tuple[int, int]
+
+
 class ReplicaPath(BatchPath):
     """Path of results among the ranks of a replica: loaded by one of them, or by each; compared on request.
 
@@ -50,6 +60,7 @@ class ReplicaPath(BatchPath):
         self._iterator = request.iterator
         self._replica = replica
         self._check_peers = request.check_peers
+        self._digest = NO_SAMPLES
 
     def take(self) -> Result | None:
         replica = self._replica
@@ -66,27 +77,30 @@ class ReplicaPath(BatchPath):
     def forget(self) -> None:
         self._before.forget()
 
+    def digest(self, result: Result) -> int:
+        return self._digest if self._replica.share == "broadcast" else result.digest
+
     def _shared(self) -> Result | None:
         """Return the next result of the rank that loads for this one; None: the loop is over, which that rank reports
         if the others cannot know it."""
         iterator = self._iterator
         own = Result(None)
 
-        def take() -> Any:
+        def take() -> _Shared | None:
             nonlocal own
             result = self._before.take()
             own = result or own
-            if iterator.knows_end or result is None:
-                return own.batch
-            return (*iterator.step, result.batch)
+            return None if result is None else _Shared(result.batch, result.digest, iterator.step)
 
         if iterator.knows_end and iterator.is_over():
             return None
         shared = _share_batch(take, self._replica)
-        if iterator.knows_end:
-            return dataclasses.replace(own, batch=shared)
-        iterator.follow(None if shared is None else shared[:2])
-        return None if shared is None else dataclasses.replace(own, batch=shared[2])
+        if not iterator.knows_end:
+            iterator.follow(None if shared is None else shared.step)
+        if shared is None:
+            return own if iterator.knows_end else None
+        self._digest = shared.digest
+        return dataclasses.replace(own, batch=shared.batch)
 
 
 def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
@@ -202,10 +216,10 @@ def _to_stages(batch: Any, replica: Replica) -> Any:
 
 
 def _for_stage(batch: Any, stage: int, replica: Replica) -> Any:
-    if isinstance(batch, _Failed) or stage != replica.stages - 1:
+    if not isinstance(batch, _Shared) or stage != replica.stages - 1:
         return batch
     try:
-        return select_fields(batch, replica.last_stage_fields)
+        return dataclasses.replace(batch, batch=select_fields(batch.batch, replica.last_stage_fields))
     except TopologyError as error:
         return _Failed(str(error))
 

@@ -27,7 +27,10 @@ import numpy as np
 
 from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "WorkerCrashLog", "write"]
+__all__ = [
+    *("MappedSegment", "MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "WorkerCrashLog", "mapped_at"),
+    "write",
+]
 
 #: Unit of the size of a segment, in bytes.
 _STEP = 1 << 20
@@ -141,22 +144,51 @@ class SegmentWriter:
         return number
 
 
+class MappedSegment:
+    """Segment as the trainer process has it mapped, for code that copies from there in a way of its own.
+
+    It is deleted when the segment is closed, or mapped anew because it has grown; only then is the memory unmapped. So
+    a :class:`weakref.finalize` of it runs while the memory is still there.
+
+    Attributes:
+        memory: the map.
+        address, size: its place in this process, in bytes.
+    """
+
+    __slots__ = ("__weakref__", "address", "memory", "size")
+
+    def __init__(self, memory: mmap.mmap):
+        self.memory = memory
+        self.size = len(memory)
+        self.address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        _mapped[self.address] = self
+
+
+_mapped: weakref.WeakValueDictionary[int, MappedSegment] = weakref.WeakValueDictionary()
+
+
+def mapped_at(address: int) -> MappedSegment | None:
+    """Return the segment that has an address of this process; None: the address is not in a segment."""
+    found = (one() for one in _mapped.valuerefs())
+    return next((one for one in found if one is not None and 0 <= address - one.address < one.size), None)
+
+
 class SegmentReader:
     """Reader of segments, in the trainer process."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, MappedSegment] = {}
         #: Segments without references. Finalizers fill it, so only operations that cannot be interrupted are used.
         self._released: list[int] = []
 
     def view(self, number: int, size: int) -> memoryview:
         """Return a message in a segment. The segment is released when this view, and all its users, are deleted."""
         mapped = self._maps.get(number)
-        if mapped is None or len(mapped) < size:
-            mapped = mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION)
+        if mapped is None or mapped.size < size:
+            mapped = MappedSegment(mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION))
             self._maps[number] = mapped
-        memory = np.frombuffer(mapped, dtype=np.uint8, count=size)
+        memory = np.frombuffer(mapped.memory, dtype=np.uint8, count=size)
         weakref.finalize(memory, self._released.append, number).atexit = False
         return memoryview(memory)  # type: ignore[arg-type]
 

@@ -19,19 +19,20 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import UsageError
-from energon_lite.extras.device.copies import DevicePrefetcher, Underway
+from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
 from tests.testing import ALONE, alone, examples
 
 
-class FakeCopy:
+class FakeCopy(DeviceCopy):
     """A device that notes what is asked of it."""
 
-    overlaps = True
+    overlaps = True  # type: ignore[assignment]  # there is nothing to wait for
 
     def __init__(self) -> None:
+        super().__init__("cpu")
         self.log: list[tuple[str, Any]] = []
 
-    def start(self, batch: Any) -> Underway:
+    def start(self, batch: Any, then: Callable[[Any], Any] | None = None) -> Underway:
         self.log.append(("start", _name(batch)))
         return Underway(batch, None)
 
