@@ -9,17 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click.shell_completion import get_completion_class
 
 from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-_SHELLS = ("bash", "zsh", "fish")
-_PROGRAM = "energon-lite"
-_VARIABLE = "_ENERGON_LITE_COMPLETE"
 _GROUP = "Commands"
-_OTHERS = "Other commands"
 #: Commands of the core, in the order in which a data set meets them. Those of guests follow: see ``entry_points``.
 COMMANDS = {
     "prepare": Command(
@@ -47,7 +42,6 @@ COMMANDS = {
         "Write a small project that runs without changes: data, blend, task encoder, training script.",
         _GROUP,
     ),
-    "completion": Command("energon_lite.cli.main:completion", "Write the completion script of a shell.", _OTHERS),
 }
 
 
@@ -102,24 +96,6 @@ def main(ctx: click.Context) -> None:
     """Prepare data sets for energon_lite or Megatron-Energon, and examine data sets, blends and runs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-@click.command(name="completion")
-@click.argument("shell", type=click.Choice(_SHELLS))
-def completion(shell: str) -> None:
-    """Write the completion script for SHELL: commands, options and their values.
-
-    \b
-    bash   eval "$(energon-lite completion bash)"    in ~/.bashrc
-    zsh    eval "$(energon-lite completion zsh)"     in ~/.zshrc
-    fish   energon-lite completion fish > ~/.config/fish/completions/energon-lite.fish
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None  # click supports all three
-    if shell == "bash":
-        # click would check the version of the bash that it finds, not of the one that reads this script
-        kind = type("_Bash", (kind,), {"_check_version": staticmethod(lambda: None)})
-    click.echo(kind(main, {}, _PROGRAM, _VARIABLE).source())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from energon_lite.cli.arguments import (
     progress,
     show_share,
 )
-from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, part_options
+from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, given_words, part_options
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
@@ -236,13 +236,7 @@ _DECIDING = {
 
 def _command_line(path: str) -> str:
     """Command line that repeats the measurement."""
-    context, words = click.get_current_context(), ["energon-lite", "measure", path]
-    for option in context.command.params:
-        value = context.params[str(option.name)]
-        if option.name in _DECIDING and value and value != option.get_default(context):
-            values = value if isinstance(value, tuple) else [] if value is True else [value]
-            words += [word for given in values for word in (option.opts[0], given)] or [option.opts[0]]
-    return shlex.join(words)
+    return shlex.join(["energon-lite", "measure", path, *given_words(_DECIDING)])
 
 
 def show_report(report: MeasureReport) -> None:

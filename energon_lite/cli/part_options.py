@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -86,11 +86,12 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
     return AskedParts(columns, tuple(others))
 
 
-def part_words(asked: Mapping[str, Any]) -> list[str]:
-    """Format the options as words of a command line."""
-    words = [word for column in asked["columns"] for word in ("--column", column)]
-    words += ["--checksums"] * asked["checksums"]
-    for name in _OF_GUESTS:
-        value = asked[name]
-        words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", value]
+def given_words(names: Collection[str]) -> list[str]:
+    """Return the options of the running command that are given, of those with these names, as words."""
+    context, words = click.get_current_context(), list[str]()
+    for option in context.command.params:
+        value = context.params[str(option.name)]
+        if option.name in names and value and value != option.get_default(context):
+            values = value if isinstance(value, tuple) else [] if value is True else [value]
+            words += [word for given in values for word in (option.opts[0], given)] or [option.opts[0]]
     return words

@@ -21,7 +21,7 @@ from energon_lite.cli.arguments import (
     progress,
     show_share,
 )
-from energon_lite.cli.part_options import asked_parts, part_options, part_words
+from energon_lite.cli.part_options import PART_OPTIONS, asked_parts, given_words, part_options
 from energon_lite.cli.prepare_report import find_dialogue, show_next_step, show_notes, show_preparation, show_scan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
@@ -32,13 +32,16 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
-from energon_lite.storage.prepare.prepare import index_again, prepare_folder, prepare_jsonl
+from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
+from energon_lite.storage.sharded_job.job import Progress
 
 T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
+#: Options that request columns.
+_COLUMNS = ("length_field", *PART_OPTIONS)
 
 
 def _options_of_guests(command: T) -> T:
@@ -145,7 +148,7 @@ def _prepare_url(url: str, asked: _Asked) -> None:
     for name in asked["steps"]:
         what = f"{prepare_steps()[name].options} works on local folders"
         raise UsageError(what, where=url, fix="leave it out; or use a local copy")
-    if wanted := ["--length-field"] * bool(asked["length_field"]) + part_words(asked):
+    if wanted := given_words(_COLUMNS):
         raise UsageError(
             f"{wanted[0]} works on local folders",
             where=url,
@@ -179,10 +182,17 @@ def _index_again(root: str, asked: _Asked) -> None:
     if asked["ranks"].world_size > 1:
         raise UsageError("--tar-index-only works alone", fix="add --world-size 1 --rank 0, on one process")
     with progress(asked["show_progress"], "Indexing", "shards") as show:
-        options = {name: asked[name] for name in ("sqlite", "tmp_path")}
-        report = index_again(root, workers=asked["num_workers"], progress=show, **options)
+        report = index_again(root, _options(asked, progress=show))
     show_preparation(report)
     _store_lengths(root, asked)
+
+
+def _options(asked: _Asked, *, progress: Progress | None, force_overwrite: bool = False) -> PrepareOptions:
+    kept = {name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks", "tmp_path")}
+    workers, skip_broken = asked["num_workers"], asked["skip_broken_shards"]
+    return PrepareOptions(
+        **kept, workers=workers, skip_broken=skip_broken, force_overwrite=force_overwrite, progress=progress
+    )
 
 
 def _prepare_folder(root: str, asked: _Asked) -> None:
@@ -224,15 +234,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             return
 
     with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
-        report = prepare_folder(
-            root,
-            choose,
-            **{name: asked[name] for name in ("exclude", "sqlite", "rescan", "ranks", "tmp_path")},
-            force_overwrite=again,
-            skip_broken=asked["skip_broken_shards"],
-            workers=asked["num_workers"],
-            progress=show,
-        )
+        report = prepare_folder(root, choose, _options(asked, force_overwrite=again, progress=show))
     if asked["ranks"].rank:
         show_notes(report.warnings)
         show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
@@ -339,13 +341,11 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     from energon_lite.loading.measuring.parts import measure_parts
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
-    length = asked["length_field"]
-    given = [] if length is None else ["--length-field", length]
-    again = shlex.join(["energon-lite", "prepare", root, *only, *given, *part_words(asked)])
+    again = shlex.join(["energon-lite", "prepare", root, *only, *given_words(_COLUMNS)])
     with measuring(root, asked["show_progress"]) as show:
         report = measure_parts(
             root,
-            length,
+            asked["length_field"],
             columns=parts.columns,
             others=parts.others,
             command=again,

@@ -53,7 +53,8 @@ class DataLoader:
 
     Args:
         dataset: data set from ``get_train_dataset`` or ``get_val_dataset``.
-        prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny.
+        prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny, or
+            some take long.
         start_method: start method of worker processes: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
             this process, for light work that does not hold Python's lock for long; or ``main``: no workers, this
             process does the work whatever ``num_workers`` is.

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 "workers": 0,
                 "batching": batching(arguments.run, arguments.capacity),
             },
-            "model": MODEL | {"attention": "varlen" if arguments.run == "best_fit" else "sdpa"},
+            "model": MODEL,
             "optimizer": {"lr": 3e-3, "warmup": 5, "schedule": "constant"},
             "train": {"steps": steps, "deterministic": False},
         }

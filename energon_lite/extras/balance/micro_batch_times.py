@@ -151,12 +151,10 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
         batch: the micro-batch.
         config: the model's shape.
     """
-    from energon_lite.trainer.models.batch import document_lengths, sizes_of_images
+    from energon_lite.trainer.models.batch import sizes_of_images
 
     rows, length = batch.tokens.shape
-    lengths = batch.document_lengths
-    if lengths is None:
-        lengths = [length] * rows if batch.documents is None else document_lengths(batch.documents.cpu())
+    lengths = batch.known_lengths() or [length] * rows
     sizes = sizes_of_images(batch.image, batch.image_sizes)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
     return {

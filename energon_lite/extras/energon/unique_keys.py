@@ -16,7 +16,7 @@ import click
 from energon_lite.errors import ShardFormatError, counted
 from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.prepare import index_again
+from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 
@@ -42,7 +42,7 @@ def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:
     def step(root: str) -> None:
         renamed = make_keys_unique(root, list(read_info(root)))
         if renamed:
-            index_again(root, workers=options["num_workers"], sqlite=options["sqlite"])
+            index_again(root, PrepareOptions(workers=options["num_workers"], sqlite=options["sqlite"]))
         click.echo(
             f"Keys collided: the members of {counted(len(renamed), 'shard')} now begin with the name of their shard"
             if renamed

@@ -24,9 +24,6 @@ from energon_lite.loading.makers.outcomes import Address
 from energon_lite.loading.saved_states import merged
 from energon_lite.order.hashing import MASK64
 
-__all__ = ["AuditedRun", "Fault", "PlannedSteps", "check_steps", "explain"]
-
-
 #: Number of replacements of a failed sample that are tried as an explanation.
 _REPLACEMENTS = 16
 

@@ -19,8 +19,6 @@ from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import Leaves
 
-__all__ = ["Occurrences", "StreamPlaces"]
-
 Ints = NDArray[np.int64]
 
 #: Cycles whose permutations are inverted at once.

@@ -16,8 +16,6 @@ from typing import Any
 
 from energon_lite.errors import UsageError
 
-__all__ = ["BoundedServer", "PrometheusEndpoint", "exposition"]
-
 #: The most simultaneous connections; each has a thread and a file descriptor.
 MOST = 32
 #: Seconds from the start of a connection, or its last answer, within which the next request must arrive.

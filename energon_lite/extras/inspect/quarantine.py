@@ -20,8 +20,6 @@ from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.files.atomic_file import lock, unlock
 
-__all__ = ["Quarantine"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds to wait for the lock; after that, lines are added without it.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import av.container
     import torch
 
-__all__ = ["AVDecoder", "AVWebdatasetDecoder", "part_decoder"]
-
 #: Forms that a part of audio or video can become.
 _FORMS = ("AVDecoder", "torch", "pyav")
 

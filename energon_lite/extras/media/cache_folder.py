@@ -26,8 +26,6 @@ from contextlib import contextmanager, suppress
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import lock, remove_if_there, unlock
 
-__all__ = ["CacheFolder"]
-
 #: Bytes and number of files.
 _USAGE = struct.Struct("<qq")
 #: Seconds to wait for another process that counts.

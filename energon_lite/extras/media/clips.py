@@ -19,8 +19,6 @@ from energon_lite.errors import DecodeError
 if TYPE_CHECKING:
     import av
 
-__all__ = ["AudioReader", "VideoReader", "frame_ticks"]
-
 #: Seconds that are decoded before the start: a lossy codec needs the packets before the first wanted one.
 _WARM_UP = 0.25
 #: Codecs that do not need that.

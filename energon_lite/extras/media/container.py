@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import av.container
     import torch
 
-__all__ = ["INSTALL", "AVData", "has_pyav", "missing_bytes", "open_container", "opened"]
-
 
 @dataclass(slots=True, kw_only=True)
 class AVData:

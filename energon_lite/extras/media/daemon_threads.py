@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["DaemonThreads"]
-
 _Call = tuple["Future[Any] | None", Callable[..., Any], tuple[Any, ...]]
 
 

@@ -22,8 +22,6 @@ from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.stores.lazy import CachePool, Lazy
 
-__all__ = ["FileStoreCachePool"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -16,8 +16,6 @@ from energon_lite.storage.stores.lazy import Lazy, MockLazy, StoreEntry, direct
 if TYPE_CHECKING:
     from energon_lite.extras.media.file_cache_pool import FileStoreCachePool
 
-__all__ = ["CacheEntry", "CacheFileLazy", "FileCacheLazy"]
-
 T = TypeVar("T")
 
 

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     import av
 
-__all__ = [
-    "AVMetadata",
-    "ImageMetadata",
-    "MediaMetadataBase",
-    "MediaMetadataType",
-    "MediaTable",
-    "add_audio",
-    "add_video",
-    "deserialize_media_metadata",
-    "serialize_media_metadata",
-]
-
 _FIX = "make it again with `energon-lite prepare-media`"
 _NO_TABLE = "make it with `energon-lite prepare-media` (or Energon's), and upload .nv-meta with the data"
 

@@ -20,8 +20,6 @@ from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import split_member_name
 
-__all__ = ["FileEntry", "FileOperations", "FileView", "command"]
-
 _T = TypeVar("_T")
 
 

@@ -19,8 +19,6 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 if TYPE_CHECKING:
     from energon_lite.extras.media.media_scan import MediaFilterConfig
 
-__all__ = ["begin", "command", "media_options"]
-
 T = TypeVar("T", bound=Callable[..., object])
 
 #: Largest number of broken media that are listed.

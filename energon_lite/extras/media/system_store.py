@@ -20,8 +20,6 @@ from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["ByteRangeStore", "SystemFileStore", "open_stores"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from energon_lite.extras.media.container import AVData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["get_clips_uniform", "get_single_frames_uniform"]
-
 
 def get_clips_uniform(
     av_decoder: AVDecoder,

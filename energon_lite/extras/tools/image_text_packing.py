@@ -24,8 +24,6 @@ from energon_lite.samples import (
 )
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["ImageTextRow", "ImageTextTaskEncoder", "SelectedSamples"]
-
 
 @edataclass
 class ImageTextRow(PackedBatch):

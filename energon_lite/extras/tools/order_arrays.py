@@ -34,8 +34,6 @@ from energon_lite.order.orders import ChangingWeights
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
 from energon_lite.storage.files.atomic_file import flush_files
 
-__all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
-
 #: Names of the two files of a blend index.
 DATASET_INDEX = "dataset_index.npy"
 SAMPLE_INDEX = "dataset_sample_index.npy"

@@ -34,8 +34,6 @@ from energon_lite.storage.files.array_file import BLOCK, ArrayWriter, FileKind, 
 from energon_lite.storage.files.atomic_file import lock, remove_leftovers, replacing
 from energon_lite.storage.files.byte_ranges import map_file, open_file
 
-__all__ = ["PackedList"]
-
 T = TypeVar("T")
 
 _LIST_FILE = FileKind(b"ENRGLPKL", 2, "packed list", "make it again: PackedList.from_iterable writes such files")

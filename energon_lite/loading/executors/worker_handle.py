@@ -45,6 +45,7 @@ __all__ = [
     "WorkerHandle",
     "check_threads",
     "end_workers",
+    "fewest_jobs",
     "kill_workers",
     "local_handle",
     "trainer_ends",
@@ -369,3 +370,9 @@ def _outlasting(workers: Sequence[Local], seconds: float) -> list[Local]:
         if worker.process.is_alive() and worker.process is not threading.current_thread():
             worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]
+
+
+def fewest_jobs(workers: Sequence[WorkerHandle], most: int) -> WorkerHandle | None:
+    """Return the worker with the fewest jobs; None: all have more than ``most``."""
+    worker = min(workers, key=lambda worker: len(worker.tickets), default=None)
+    return worker if worker is not None and len(worker.tickets) <= most else None

@@ -41,7 +41,7 @@ from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.stored_array import open_arrays
 from energon_lite.storage.index.index_cache import first_writable, index_places
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.packed_index import PackedIndex, packed_names, unpacked_names
 from energon_lite.storage.tar.tar_scan import Int64
 
 #: The measured length of a sample in tokens (0 if it has none).
@@ -110,7 +110,7 @@ class ColumnFile:
             self.shards = arrays["shards"][:]
             #: One row for each sample.
             self.rows = arrays.get("ends", self.values)
-            names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
+            names = unpacked_names(arrays["shard_names"][:])
             self.name, self.digest, self.maker, self.code, self.command = (
                 meta[name] for name in ("name", "digest", "maker", "code", "command")
             )
@@ -123,7 +123,7 @@ class ColumnFile:
         except (KeyError, TypeError, ValueError):
             raise self.kind.damaged(path, "its table is incomplete") from None
         self.path = path
-        self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
+        self.shard_names = names if len(self.shards) else ()
 
     @classmethod
     def stored(cls, root: str, name: str) -> list[Self]:
@@ -271,8 +271,12 @@ def write_column_file(
         width: width of the values of a ragged column; 0: each sample has one value.
         others: by row, the maker of shards whose values another maker made.
     """
-    table, makers = shard_table(index), _Makers(others)
+    table = shard_table(index)
     samples = table[:, 3].tolist()
+    plain = {row: [dict(settings), code] for row, (settings, code) in others.items()}
+    makers = [made for number, made in enumerate(plain.values()) if made not in list(plain.values())[:number]]
+    #: Number of the maker of each shard; number 1 is the column's own maker.
+    numbers = [2 + makers.index(plain[row]) if row in plain else 1 for row in range(len(table))]
 
     def values() -> Iterator[memoryview]:
         for row, block in enumerate(blocks()):
@@ -283,7 +287,7 @@ def write_column_file(
             count = int(block.counts.sum()) * width if width else samples[row]
             # Otherwise all later values would belong to the wrong samples.
             assert len(data) == count * np.dtype(dtype).itemsize
-            table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, block is not None), zlib.crc32(data)
+            table[row, _KNOWN], table[row, _CHECKSUM] = numbers[row] * (block is not None), zlib.crc32(data)
             yield data
 
     def ends() -> Iterator[memoryview]:
@@ -297,28 +301,21 @@ def write_column_file(
             end = int(sums[-1]) if len(sums) else end
             yield sums.view(np.uint8).data
 
-    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
+    meta: dict[str, Any] = {
+        "name": name,
+        "digest": index.digest,
+        "maker": dict(maker),
+        "code": code,
+        "command": command,
+    }
+    meta |= {"others": makers} if makers else {}
     remove_leftovers(os.path.dirname(path))
     with writing(path, _RAGGED_FILE if width else _COLUMN_FILE, meta) as file:
         file.stream("values", dtype, (width,) if width else (), values())
         if width:
             file.stream("ends", "<i8", (), ends())
         file.add("shards", table)
-        names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
-        file.add("shard_names", np.frombuffer(names, dtype=np.uint8))
-
-
-class _Makers:
-    """The additional makers of a column that is written, by number; number 1 is the column's own maker."""
-
-    def __init__(self, others: Mapping[int, Made]):
-        plain = {row: [dict(settings), code] for row, (settings, code) in others.items()}
-        makers = [made for number, made in enumerate(plain.values()) if made not in list(plain.values())[:number]]
-        self._numbers = {row: 2 + makers.index(made) for row, made in plain.items()}
-        self.meta = {"others": makers} if makers else {}
-
-    def number(self, row: int, is_known: bool) -> int:
-        return self._numbers.get(row, 1) if is_known else 0
+        file.add("shard_names", packed_names(index.shard_names))
 
 
 # -- names and places of files ---------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Column:
         return values.copy() if copy else values
 
     def __repr__(self) -> str:
-        return f"Column({self.name!r}, {counted(self._length, 'sample')}, {self.dtype})"
+        return f"{type(self).__name__}({self.name!r}, {counted(self._length, 'sample')}, {self.dtype})"
 
     def _slice(self, wanted: range) -> NDArray[Any]:
         if self._start is not None and wanted:  # neighbours in the file
@@ -119,7 +119,7 @@ class Column:
         return values
 
 
-class RaggedColumn:
+class RaggedColumn(Column):
     """The values of a ragged column for the samples of a source, such as the sizes of images; read on demand.
 
     Attributes:
@@ -134,26 +134,16 @@ class RaggedColumn:
     """
 
     def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], *, fingerprint: str):
-        self.name = file.name
-        self.maker = file.maker
-        self.fingerprint = fingerprint
+        super().__init__(file, length, positions, start=None, fingerprint=fingerprint)
         self.width = file.values.shape[1]
-        self._file = file
-        self._length = length
-        self._positions = positions
-
-    def __len__(self) -> int:
-        return self._length
+        self._take = file.take
 
     def __getitem__(self, key: Any) -> Ragged:
         """Return the values of samples, given an array of their numbers or a slice."""
         numbers = np.arange(*key.indices(self._length)) if isinstance(key, slice) else np.asarray(key, dtype=np.int64)
         if numbers.ndim != 1 or (numbers.size and not 0 <= numbers.min() <= numbers.max() < self._length):
             raise IndexError(f"samples {key!r} of {self._length} in column {self.name!r}")
-        return self._file.take(self._positions(numbers))
-
-    def __repr__(self) -> str:
-        return f"RaggedColumn({self.name!r}, {counted(self._length, 'sample')})"
+        return self._take(self._positions(numbers))
 
 
 def length_column(name: str) -> str:

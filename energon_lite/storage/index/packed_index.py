@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,8 +87,7 @@ class PackedIndex:
         self.uuid = uuid
         self.digest = digest
         self.rules = rules
-        names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
-        self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
+        self.shard_names = unpacked_names(arrays["shard_names"][:]) if len(self.shards) > 1 else ()
 
     def __len__(self) -> int:
         return len(self.samples) - 1
@@ -157,13 +156,12 @@ class PackedIndex:
         shards[-1, 3] = sample_count
         samples.append(np.array([[part_count, key_bytes, 0]], dtype=np.int64))
         parts.append(np.zeros((0, 3), dtype=np.int64))
-        names = "\0".join(scan.name for scan in scans)
         arrays: dict[str, NDArray[Any]] = {
-            "shard_names": _bytes(names.encode("utf-8", "surrogateescape")),
+            "shard_names": packed_names(scan.name for scan in scans),
             "shards": shards,
             "samples": np.concatenate(samples),
             "parts": np.concatenate(parts),
-            "keys": _bytes(b"".join(scan.keys for scan in scans)),
+            "keys": np.frombuffer(b"".join(scan.keys for scan in scans), dtype=np.uint8),
             "shard_times": np.array([scan.mtime_ns for scan in scans], dtype=np.int64),
         }
         notes = {scan.name: scan.notes for scan in scans if scan.notes}
@@ -223,8 +221,14 @@ class PackedIndex:
         return index
 
 
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, dtype=np.uint8)
+def packed_names(names: Iterable[str]) -> NDArray[np.uint8]:
+    """Return the bytes of names, separated by NUL."""
+    return np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+
+def unpacked_names(data: NDArray[np.uint8]) -> tuple[str, ...]:
+    """Invert :func:`packed_names` for at least one name."""
+    return tuple(data.tobytes().decode("utf-8", "surrogateescape").split("\0"))
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]], part_names: tuple[str, ...]) -> str:

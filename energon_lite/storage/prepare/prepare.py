@@ -18,9 +18,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.documents import parse_yaml
+from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
 from energon_lite.storage.files.urls import is_remote, remote_guest
@@ -163,7 +164,7 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
         >>> len(prepare_jsonl("data/chats.jsonl"))
         200
     """
-    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    file = absolute_path(path)
     index, _ = open_index(file)
     nv_meta.write_shard_index(file, index.scan(0))
     return index
@@ -192,20 +193,39 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(entries)
 
 
-class UrlOptions(NamedTuple):
-    """Options of the preparation of a data set at a URL; see :func:`prepare_folder`."""
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Options of a preparation.
 
-    sqlite: bool
-    progress: Progress | None
-    tmp_path: str | None
+    Args:
+        exclude: regular expression; shards whose name it matches anywhere are left out.
+        force_overwrite: prepare a folder that is prepared already.
+        sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
+        workers: processes at most; None for one per core.
+        rescan: read all shards again, also those that have not changed since the last preparation.
+        skip_broken: leave out shards that cannot be indexed; the report names them. False: they are an error.
+        ranks: the processes that share the work, such as ``Ranks.from_environment()`` under ``torchrun``; each must
+            make the call, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; the reports of the
+            others cover their own share. If ``torch.distributed`` is initialised, all return when the data set is
+            prepared, otherwise the others return when their share is done. None: this process alone.
+        progress: called with the number of finished shards, of all, and a few words.
+        tmp_path: for a URL: a local folder for the small files until all are made; None: the user's cache.
+    """
+
     exclude: str | None = None
     force_overwrite: bool = False
+    sqlite: bool = True
+    workers: int | None = None
     rescan: bool = False
+    skip_broken: bool = False
+    ranks: Ranks | None = None
+    progress: Progress | None = None
+    tmp_path: str | None = None
 
 
 #: ``(url, choose, options)``: :func:`prepare_folder` for a URL; without ``choose``, :func:`index_again`. Entry
 #: ``prepare_url`` of the table ``STORAGE_GUESTS``.
-UrlPreparer = Callable[[str, Callable[[DatasetScan], Choice] | None, UrlOptions], PrepareReport]
+UrlPreparer = Callable[[str, Callable[[DatasetScan], Choice] | None, PrepareOptions], PrepareReport]
 
 
 def _url_preparer(url: str) -> UrlPreparer:
@@ -214,34 +234,32 @@ def _url_preparer(url: str) -> UrlPreparer:
     return guest
 
 
-def index_again(
-    root: str,
-    *,
-    workers: int | None = None,
-    sqlite: bool = True,
-    progress: Progress | None = None,
-    tmp_path: str | None = None,
-) -> PrepareReport:
+def index_again(root: str, options: PrepareOptions | None = None) -> PrepareReport:
     """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` do not change.
+
+    Args:
+        root: the folder, or a URL.
+        options: of these, ``sqlite``, ``workers``, ``progress`` and ``tmp_path`` matter.
 
     Raises:
         NotPreparedError: the folder is not prepared.
         MissingShardError: a shard does not exist.
         ShardChangedError: the numbers of samples in the shards differ from ``.info.json``.
     """
+    options = options or PrepareOptions()
     if is_remote(root):
-        return _url_preparer(root)(root, None, UrlOptions(sqlite, progress, tmp_path))
+        return _url_preparer(root)(root, None, options)
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
     nv_meta.check_writable(root)
     with held_folder(root, "prepares"):
-        scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
+        scans = ShardScans(root, names, workers=options.workers, rescan=True, progress=options.progress)
         scans.run()
         scan = merge_scans(scans)
         for name in names:
             check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
-        return write_prepared(scan, None, sqlite)
+        return write_prepared(scan, None, options.sqlite)
 
 
 def already_prepared(root: str) -> UsageError:
@@ -254,18 +272,7 @@ def already_prepared(root: str) -> UsageError:
 
 
 def prepare_folder(
-    path: str,
-    choose: Callable[[DatasetScan], Choice],
-    *,
-    exclude: str | None = None,
-    force_overwrite: bool = False,
-    sqlite: bool = True,
-    workers: int | None = None,
-    rescan: bool = False,
-    skip_broken: bool = False,
-    ranks: Ranks | None = None,
-    progress: Progress | None = None,
-    tmp_path: str | None = None,
+    path: str, choose: Callable[[DatasetScan], Choice], options: PrepareOptions | None = None
 ) -> PrepareReport:
     """Prepare a folder of tar shards, so that it can be loaded here and in Megatron-Energon.
 
@@ -273,18 +280,7 @@ def prepare_folder(
         path: the folder, or a URL. Shards are found in all of its subfolders.
         choose: makes the choices when the samples are known, on rank 0. Only files that save work for the next
             attempt have been written by then.
-        exclude: regular expression; shards whose name it matches anywhere are left out.
-        force_overwrite: prepare a folder that is prepared already.
-        sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
-        workers: processes at most; None for one per core.
-        rescan: read all shards again, also those that have not changed since the last preparation.
-        skip_broken: leave out shards that cannot be indexed; the report names them. False: they are an error.
-        ranks: the processes that share the work, such as ``Ranks.from_environment()`` under ``torchrun``; each must
-            call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; the reports of the others
-            cover their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
-            otherwise the others return when their share is done. None: this process alone.
-        progress: called with the number of finished shards, of all, and a few words.
-        tmp_path: for a URL: a local folder for the small files until all are made; None: the user's cache.
+        options: None: the defaults.
 
     Raises:
         DatasetError: another rank failed or exceeded the timeout; or another process prepares the folder.
@@ -292,7 +288,8 @@ def prepare_folder(
         ShardFormatError: shards cannot be indexed; the message names all of them with the reasons.
         EmptyDatasetError: there are no shards, or no samples in them.
     """
-    ranks = ranks or Ranks()
+    options = options or PrepareOptions()
+    ranks = options.ranks or Ranks()
     if is_remote(path):
         if ranks.world_size > 1:
             raise UsageError(
@@ -300,24 +297,24 @@ def prepare_folder(
                 where=path,
                 fix="add --world-size 1 --rank 0, on one process (in Python: leave out ranks)",
             )
-        options = UrlOptions(sqlite, progress, tmp_path, exclude, force_overwrite, rescan)
         return _url_preparer(path)(path, choose, options)
     root = os.path.abspath(path)
     with ExitStack() as held:
         with ranks.together():
-            shards = find_shards(root, exclude)
+            shards = find_shards(root, options.exclude)
             if not ranks.rank:
                 held.enter_context(held_folder(root, "prepares"))
-                if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+                if nv_meta.is_prepared(root) and not is_unfinished(root) and not options.force_overwrite:
                     raise already_prepared(root)
                 nv_meta.check_writable(root)
-        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        workers, progress = options.workers, options.progress
+        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=options.rescan, progress=progress)
         scans.run()
         with ranks.together():
             if ranks.rank:
                 return _share_report(scans)
-            scan = merge_scans(scans, skip_broken=skip_broken)
-            return write_prepared(scan, choose(scan), sqlite)
+            scan = merge_scans(scans, skip_broken=options.skip_broken)
+            return write_prepared(scan, choose(scan), options.sqlite)
 
 
 def prepare_dataset(
@@ -344,7 +341,7 @@ def prepare_dataset(
         field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
         crude: the user's code gets samples as dicts of their parts.
         dataset_yaml_name: name of the ``dataset.yaml``.
-        options: those of :func:`prepare_folder`.
+        options: fields of :class:`PrepareOptions`.
 
     Raises:
         UsageError: the arguments do not fit together.
@@ -367,7 +364,7 @@ def prepare_dataset(
         document = sample_document(scan, sample_type=sample_type, field_map=field_map, crude=crude)
         return Choice(splits, may_be_empty, document, dataset_yaml_name)
 
-    report = prepare_folder(os.path.expanduser(os.fspath(path)), choose, **options)
+    report = prepare_folder(os.path.expanduser(os.fspath(path)), choose, PrepareOptions(**options))
     for warning in report.warnings if report.written else ():  # rank 0 logs them for all
         _log.warning("%s: %s", report.path, warning)
     return report

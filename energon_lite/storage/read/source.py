@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
@@ -124,32 +124,31 @@ def source_opener(path: str) -> OpenSource | None:
     if os.path.exists(os.path.join(path, META_FOLDER, ".info.json")):
         return None  # a prepared data set, whatever other files are there
     name = path.rstrip("/")
-    for kind in _kinds().values():
-        if kind.extensions and name.endswith(kind.extensions):
-            return kind.open
-        if kind.marker and name.endswith(f"/{kind.marker}"):
-            return kind.open
-    return None if is_url(path) else _opener_of_folder(path)
+    named = _first(
+        lambda kind: name.endswith(kind.extensions) or bool(kind.marker and name.endswith(f"/{kind.marker}"))
+    )
+    return named if named is not None or is_url(path) else _opener_of_folder(path)
+
+
+def _first(fits: Callable[[_Kind], bool]) -> OpenSource | None:
+    """The function of the first kind that fits."""
+    return next((kind.open for kind in _kinds().values() if fits(kind)), None)
 
 
 def _opener_of_folder(path: str) -> OpenSource | None:
     """The opener for the files in a folder or in one of its folders, or for files that begin with the path."""
-    if not os.path.isdir(path):
-        for kind in _kinds().values():  # kinds of several files, like Megatron's; JSONL files have an .idx too
-            if len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions):
-                return kind.open
-        return None
+    if not os.path.isdir(path):  # kinds of several files, like Megatron's; JSONL files have an .idx too
+        return _first(
+            lambda kind: len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions)
+        )
     names = {entry.name for entry in os.scandir(path)}
     if any(name.endswith(".tar") for name in names):
         return None
-    for kind in _kinds().values():
-        if kind.marker in names or (kind.extensions and any(name.endswith(kind.extensions) for name in names)):
-            return kind.open
-    for name in sorted(names):
-        folder = os.path.join(path, name)
-        if not name.startswith(".") and os.path.isdir(folder):
-            inside = {entry.name for entry in os.scandir(folder)}
-            for kind in _kinds().values():
-                if kind.extensions and any(file.endswith(kind.extensions) for file in inside):
-                    return kind.open
-    return None
+    opener = _first(lambda kind: kind.marker in names or any(name.endswith(kind.extensions) for name in names))
+    folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
+    inside = ([entry.name for entry in os.scandir(folder)] for folder in folders if os.path.isdir(folder))
+    return opener or next(filter(None, map(_opener_of_files, inside)), None)
+
+
+def _opener_of_files(names: Collection[str]) -> OpenSource | None:
+    return _first(lambda kind: any(name.endswith(kind.extensions) for name in names))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from energon_lite.errors import DatasetError, UsageError
+from energon_lite.launcher import launched_place
 
 T = TypeVar("T")
 
@@ -26,6 +27,8 @@ class Ranks:
         rank: 0 .. world_size - 1.
         world_size: number of processes; each does its share, and rank 0 combines the results.
         timeout: seconds that rank 0 waits without any progress of the others.
+        elsewhere: option of a :class:`~energon_lite.entry_points.UnitRunner`, and its value, by which this rank's
+            share is done elsewhere, not in processes here.
 
     Example:
         >>> Ranks(rank=1, world_size=3).share(["a", "b", "c", "d", "e"])
@@ -35,6 +38,7 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     timeout: float = 600.0
+    elsewhere: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -43,17 +47,10 @@ class Ranks:
             )
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Ranks:
-        """Read rank and world size from ``RANK`` and ``WORLD_SIZE``, as set by ``torchrun``; by default one process."""
-        variables = os.environ if environment is None else environment
-        texts = variables.get("RANK", "0"), variables.get("WORLD_SIZE", "1")
-        try:
-            return cls(int(texts[0]), int(texts[1]))
-        except ValueError:
-            raise UsageError(
-                f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are not a rank and a world size",
-                fix="start with torchrun, or unset both",
-            ) from None
+    def from_environment(cls) -> Ranks:
+        """Read rank and world size from the variables of a launcher, such as ``torchrun``; by default one process."""
+        place = launched_place()
+        return cls() if place is None else cls(place.rank, place.world_size)
 
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this rank's share: every ``world_size``-th item."""
@@ -64,7 +61,10 @@ class Ranks:
         return self.share(items) if self.rank else list(items)
 
     def workers(self, asked: int | None) -> int:
-        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores."""
+        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores. It is 0, which
+        stands for the process that runs a unit, if units are done elsewhere."""
+        if self.elsewhere is not None:
+            return 0
         if asked is not None:
             return asked
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1

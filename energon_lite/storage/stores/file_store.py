@@ -93,23 +93,27 @@ class FileStoreWrapper(FileStore[T]):
         self._inner = inner
 
     def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
-        value, source = self._inner[key]
+        value, source = self._inner[self._full(key)]
         return value, source
 
     def get_path(self) -> str:
         return self._inner.get_path()
 
     def get_media_metadata(self, key: str) -> Any:
-        return self._inner.get_media_metadata(key)
+        return self._inner.get_media_metadata(self._full(key))
 
     def raw(self, key: str) -> tuple[Any, SourceInfo]:
-        return self._inner.raw(key)
+        return self._inner.raw(self._full(key))
 
     def locate(self, key: str) -> tuple[int, SourceInfo]:
-        return self._inner.locate(key)
+        return self._inner.locate(self._full(key))
 
     def decoded(self, key: str, data: Any) -> Any:
-        return self._inner.decoded(key, data)
+        return self._inner.decoded(self._full(key), data)
+
+    def _full(self, key: str) -> str:
+        """Return the key in the other store."""
+        return key
 
 
 @runtime_checkable
@@ -162,22 +166,6 @@ class PrimaryFileStore(FileStoreWrapper[T]):
     def __init__(self, inner: FileStore[Any], current_key: str):
         super().__init__(inner)
         self._current_key = current_key
-
-    def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
-        value, source = self._inner[self._full(key)]
-        return value, source
-
-    def get_media_metadata(self, key: str) -> Any:
-        return self._inner.get_media_metadata(self._full(key))
-
-    def raw(self, key: str) -> tuple[Any, SourceInfo]:
-        return self._inner.raw(self._full(key))
-
-    def locate(self, key: str) -> tuple[int, SourceInfo]:
-        return self._inner.locate(self._full(key))
-
-    def decoded(self, key: str, data: Any) -> Any:
-        return self._inner.decoded(self._full(key), data)
 
     def resolve(self, key: str) -> tuple[FileStore[Any], str]:
         return self._inner.resolve(self._full(key))

@@ -14,56 +14,32 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
 
+from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.registry import AttentionKind, Lengths, Run, find_attention, register_attention
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
     """Attend by torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
-    return _causal(q, k, v, tail=run.start > 0) if run.mask is None else _masked(q, k, v, run.mask)
-
-
-def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tail: bool) -> torch.Tensor:
-    """Attend within one document; with ``tail``, the queries are its last positions: the diagonal ends lower right."""
-    if not tail:
-        return _masked(q, k, v, None)
-    if has_varlen_kernel(q.device, q.dtype):
-        return _by_kernel(q, k, v)
-    # The same as torch without a kernel for it; torch's own class for such masks cannot be compiled.
-    return _masked(q, k, v, q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]))
-
-
-def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    mask = run.mask
+    if mask is None and run.start > 0:  # the queries are the last positions: the diagonal ends lower right
+        if has_varlen_kernel(q.device, q.dtype):
+            return _by_kernel(q, k, v)
+        # The same as torch without a kernel for it; torch's own class for such masks cannot be compiled.
+        mask = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
-def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Return the attention mask of documents, bool ``[rows, 1, length, start + length]``."""
-    end = start + length
+def dense_mask(lengths: Lengths, start: int, length: int, device: torch.device) -> torch.Tensor:
+    """Return the attention mask of packed documents, bool ``[rows, 1, length, start + length]``."""
+    sizes, end = [size for row in lengths for size in row], start + length
+    numbers = torch.arange(len(sizes), device=device)
+    each = torch.repeat_interleave(numbers, on_device(sizes, device), output_size=sum(sizes))
+    documents = each.view(len(lengths), -1)
     same = documents[:, start:end, None] == documents[:, None, :end]
     return (same & same.new_ones(length, end).tril(start))[:, None]
-
-
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Attend in each document of a packed row separately, at the cost of the squares of the documents' lengths.
-
-    For CPUs, where calls are cheap; on a GPU, one kernel computes all documents at once.
-    """
-    if run.mask is None:
-        return sdpa(q, k, v, run)
-    rows = []
-    for row, segments in enumerate(run.mask):
-        queries, keys, values = (x[row : row + 1] for x in (q, k, v))
-        parts = []
-        for begin, first, last in segments:
-            asking, seen = slice(first - run.start, last - run.start), slice(begin, last)
-            whole = queries[:, :, asking], keys[:, :, seen], values[:, :, seen]
-            parts.append(_causal(*whole, tail=first > begin))
-        rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows)
 
 
 class PackedBounds(NamedTuple):
@@ -84,11 +60,9 @@ def packed_bounds(lengths: Lengths, start: int, length: int, device: torch.devic
     spans = [span for row in edges for span in pairwise(row) if span[0] < span[1]]
     keys = [stop - begin for begin, stop in spans]
     queries = [max(stop, start) - max(begin, start) for begin, stop in spans]
-    bounds = torch.tensor([[*accumulate(sizes, initial=0)] for sizes in (queries, keys)], dtype=torch.int32)
-    there = (bounds.pin_memory() if device.type == "cuda" else bounds).to(device, non_blocking=True)
-    return PackedBounds(
-        there[0], there[1], torch.empty(max(queries, default=0), max(keys, default=0), 0, device=device)
-    )
+    bounds = on_device([[*accumulate(sizes, initial=0)] for sizes in (queries, keys)], device).to(torch.int32)
+    longest = torch.empty(max(queries, default=0), max(keys, default=0), 0, device=device)
+    return PackedBounds(bounds[0], bounds[1], longest)
 
 
 @functools.cache
@@ -107,8 +81,8 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _varlen_attn() is not None
 
 
-def varlen_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Compute :func:`varlen`, and sliding windows, on a GPU by torch's ``varlen_attn``."""
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
+    """Attend in each document of packed rows separately, or in a sliding window, by torch's ``varlen_attn``."""
     if run.mask is None and run.window is None:
         return sdpa(q, k, v, run)
     return _by_kernel(q, k, v, run.mask, run.window)
@@ -129,15 +103,6 @@ def _by_kernel(
     return made.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
-def document_segments(
-    lengths: Lengths, start: int, length: int, device: torch.device | None = None
-) -> list[list[tuple[int, int, int]]]:
-    """Return each row's documents among the queries: start in the row, first query, and end here."""
-    spans = [pairwise(accumulate(row, initial=0)) for row in lengths]
-    inside = [[(begin, max(begin, start), min(end, start + length)) for begin, end in row] for row in spans]
-    return [[span for span in row if span[1] < span[2]] for row in inside]
-
-
 @functools.lru_cache(maxsize=4)
 def window_mask(window: int, start: int, length: int, device: torch.device) -> torch.Tensor:
     """Return the mask of a sliding window for rows of one document, bool ``[1, 1, length, start + length]``."""
@@ -146,31 +111,11 @@ def window_mask(window: int, start: int, length: int, device: torch.device) -> t
 
 
 register_attention("sdpa", sdpa, dense_mask)
-register_attention("varlen", varlen, length_mask=document_segments)
-register_attention("varlen_kernel", varlen_kernel, length_mask=packed_bounds, windows=True)
+register_attention("varlen", varlen, packed_bounds, windows=True)
 
 
 def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind:
-    """Return the attention function that the configuration names.
-
-    ``auto`` separates packed documents in the fastest available way: by one kernel on a GPU, one by one on a CPU, and
-    by a mask if neither is possible (or compilable).
-    """
-    name = config.attention
-    if name in ("auto", "varlen") and has_varlen_kernel(device, config.torch_dtype):
-        name = "varlen_kernel"
-    elif name == "auto":
-        name = "sdpa" if config.compile or device.type == "cuda" else "varlen"
-    return find_attention(name)
-
-
-def describe_attention(config: ModelConfig, device: torch.device, length: int) -> str:
-    """Return the names of the kernels for rows of ``length`` tokens, unpacked and packed."""
-    kind = choose_attention(config, device)
-    q, k = (
-        torch.empty(1, heads, length, config.head_width, dtype=config.torch_dtype, device=device, requires_grad=True)
-        for heads in (config.num_heads, config.kv_heads)
-    )
-    grouped = config.num_heads != config.kv_heads
-    choice = torch._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=grouped)
-    return f"{SDPBackend(choice).name.lower()}; packed rows: {kind.function.__name__}"
+    """Return the attention function that the configuration names; without its kernel, ``varlen`` is ``sdpa``."""
+    if config.attention in ("auto", "varlen"):
+        return find_attention("varlen" if has_varlen_kernel(device, config.torch_dtype) else "sdpa")
+    return find_attention(config.attention)

@@ -31,7 +31,7 @@ class MultimodalBatch(Batch):
         documents: int64 ``[rows, length]``, number >= 0 of the document of each token in a packed row; a token attends
             to its own document only. None: each row is one document.
         document_lengths: tokens of each document, row after row, with padding as a document of its own. (Not a tensor,
-            because a pipeline's order depends on it.) None: unknown; each row then counts as one document.
+            because the computation depends on it.) None: unknown.
         counted: sum of ``loss_mask``, so that the device need not compute it; None: unknown.
     """
 
@@ -52,6 +52,18 @@ class MultimodalBatch(Batch):
     def loss_tokens(self) -> float | torch.Tensor:
         """Sum of ``loss_mask``."""
         return self.loss_mask.sum(dtype=torch.float64) if self.counted is None else self.counted
+
+    def known_lengths(self) -> list[int] | None:
+        """Return ``document_lengths``; unknown ones are found in ``documents``, for which the host waits, and kept."""
+        if self.document_lengths is None and self.documents is not None:
+            self.document_lengths = document_lengths(self.documents.cpu())
+        return self.document_lengths
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Copy integers of the host to a device, from pinned memory, so that the host does not wait for the device."""
+    here = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
 
 
 def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,25 +121,40 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies for longer rows, by Llama 3.1's rule; see :func:`scaled_frequencies`.
+    """Rotary frequencies for longer rows; see :func:`scaled_frequencies`.
 
     Args:
         factor: factor by which the slowest waves are stretched.
         low_frequency: waves with fewer turns than this in the old context are stretched by the whole factor.
-        high_frequency: waves with more turns than this are kept.
+        high_frequency: waves with more turns than this are kept; None for 4, or 32 by the rule ``yarn``.
         original_length: the old context, in tokens.
+        kind: the rule: ``llama3``, ``yarn``, or ``linear``, by which all waves are stretched.
+        attention_factor: factor of queries and of keys; None for 1, or ``0.1 * log(factor) + 1`` by the rule ``yarn``.
     """
 
     factor: float = 8.0
     low_frequency: float = 1.0
-    high_frequency: float = 4.0
+    high_frequency: float | None = None
     original_length: int = 8192
+    kind: str = "llama3"
+    attention_factor: float | None = None
 
     def __post_init__(self) -> None:
         at = "model.rope_scaling"
+        if self.kind not in (choices := ("llama3", "yarn", "linear")):
+            raise ConfigError(f"unknown kind {self.kind!r}", at=f"{at}.kind", choices=choices, suggest_for=self.kind)
+        yarn = self.kind == "yarn"
+        # Set here, so that a default equals the same number given.
+        if self.high_frequency is None:
+            object.__setattr__(self, "high_frequency", 32.0 if yarn else 4.0)
+        if self.attention_factor is None:
+            object.__setattr__(self, "attention_factor", 0.1 * math.log(max(self.factor, 1)) + 1 if yarn else 1.0)
         require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
-        good = 0 < self.low_frequency < self.high_frequency
+        good = 0 < self.low_frequency < (self.high_frequency or 0)
         require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
+        positive = (self.attention_factor or 0) > 0 and (yarn or self.attention_factor == 1)
+        what = f"attention_factor={self.attention_factor} with kind={self.kind}"
+        require(positive, what, f"{at}.attention_factor", "leave it out, or give a number above 0 with kind: yarn")
         require_at_least(self, at, original_length=1)
 
 

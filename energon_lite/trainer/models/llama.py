@@ -10,7 +10,7 @@ heads these are small compared to the rest, and gathering works with any mask, u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,14 @@ from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
 from energon_lite.trainer.models.interface import LossSums
 from energon_lite.trainer.models.recompute import computed_again, residual
-from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
+from energon_lite.trainer.models.registry import Lengths, adopt_norm, make_norm, register_norm
 from energon_lite.trainer.models.sequence import (
     KeyValueCache,
     Rotation,
     SequencePart,
     gather_positions,
+    lengths_of_rows,
     own_positions,
-    pad_rows,
     sequence_part,
 )
 from energon_lite.trainer.models.tensor_parallel import (
@@ -130,13 +130,11 @@ class Stream:
 
     Args:
         hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
-        documents: int64 ``[rows, length]`` of whole rows, or None.
-        lengths: ``document_lengths`` of the batch, where it is known.
+        lengths: tokens of the documents of each row, without padding; None if each row is one document.
     """
 
     hidden: torch.Tensor
-    documents: torch.Tensor | None = None
-    lengths: Sequence[int] | None = None
+    lengths: Lengths | None = None
 
 
 def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
@@ -255,9 +253,13 @@ class LlamaModel(nn.Module):
         image_rows: torch.Tensor | None = None,
         image_starts: torch.Tensor | None = None,
         image_sizes: Sequence[tuple[int, int]] | None = None,
-        documents: torch.Tensor | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Stream:
-        """Return this rank's positions of the embedded rows; see :class:`MultimodalBatch` for the arguments.
+        """Return this rank's positions of the embedded rows.
+
+        Args:
+            tokens, image, image_rows, image_starts, image_sizes: as in :class:`MultimodalBatch`.
+            lengths: its ``document_lengths``.
 
         Raises:
             UsageError: there are images and the model takes none.
@@ -275,18 +277,18 @@ class LlamaModel(nn.Module):
             made = self.exchange(image) if self.exchange else encode_images(images, self.vision, self.projector)
             hidden = own_positions(place_tokens(self.embed_tokens(tokens), *made, image_rows, image_starts), mesh)
             hidden = split_sequence(hidden, mesh.group("tp")) if mesh.sequence_cut else hidden
-        return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
+        return Stream(hidden, None if lengths is None else lengths_of_rows(lengths, len(tokens)))
 
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
         """Run the layers of one of this stage's chunks; with a cache, for positions that follow those in it."""
-        x, documents = stream.hidden, stream.documents
-        part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache, stream.lengths)
+        x = stream.hidden
+        part = sequence_part(x.shape[1], self.config, self.mesh, stream.lengths, cache)
         if self.compiled is not None:
             self.compiled.expect(x, part)
         for number in self.chunks[chunk]:
             layer = self.layers[str(number)]
             x = computed_again(layer, x, part) if self.config.recompute == "full" else layer(x, part)
-        return Stream(x, documents)
+        return Stream(x, stream.lengths)
 
     def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:
         """Return this rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
@@ -314,15 +316,14 @@ class LlamaModel(nn.Module):
         if self.mesh.starts(chunk):
             assert batch is not None
             images = batch.image, batch.image_rows, batch.image_starts, batch.image_sizes
-            received = self.embed(batch.tokens, *images, batch.documents)
+            received = self.embed(batch.tokens, *images, batch.known_lengths())
         assert received is not None
-        made = self.blocks(chunk, received if batch is None else replace(received, lengths=batch.document_lengths))
+        made = self.blocks(chunk, received)
         if not self.mesh.ends(chunk):
             return made
         assert batch is not None
-        whole = self.mesh.cp == 1
-        terms = batch.loss_tokens if whole else own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64)
-        return LossSums(self.head(made, batch), terms)
+        # Counted on the device, and compared with what the loader counted when the numbers of the step are read.
+        return LossSums(self.head(made, batch), own_positions(batch.loss_mask, self.mesh).sum(dtype=torch.float64))
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
         """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""

@@ -42,22 +42,19 @@ NormFactory = Callable[["ModelConfig", "ParallelMesh"], nn.Module]
 #: Queries ``[rows, heads, n, width]``, keys and values ``[rows, kv_heads, m, width]``, their run -> like the queries.
 #: The queries are the last n of the m positions; query head i uses key head ``i * kv_heads // heads``.
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Run], torch.Tensor]
-#: Documents int64 ``[rows, length]``, start and length of a run -> the attention function's ``run.mask``.
-DocumentMask = Callable[[torch.Tensor, int, int], Any]
-#: Lengths of the documents of each row, padding included.
+#: Lengths of the documents of each row, which the host knows without a wait for the device.
 Lengths = Sequence[Sequence[int]]
-#: The same of lengths, which the host knows without a wait for the device; and the device.
-LengthMask = Callable[[Lengths, int, int, torch.device], Any]
+#: Lengths, padding included; start and length of a run; the device -> the attention function's ``run.mask``.
+DocumentMask = Callable[[Lengths, int, int, torch.device], Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """An attention function, the makers of its mask for packed documents, and whether it has sliding windows."""
+    """An attention function, the maker of its mask for packed documents, and whether it has sliding windows."""
 
     function: AttentionFunction
     document_mask: DocumentMask
-    length_mask: LengthMask | None = None
     windows: bool = False
 
 
@@ -80,28 +77,22 @@ def register_norm(name: str, factory: NormFactory) -> None:
 
 
 def register_attention(
-    name: str,
-    function: AttentionFunction,
-    document_mask: DocumentMask | None = None,
-    *,
-    length_mask: LengthMask | None = None,
-    windows: bool = False,
+    name: str, function: AttentionFunction, document_mask: DocumentMask | None = None, *, windows: bool = False
 ) -> None:
     """Register an attention function as ``model.attention: <name>``.
 
     Args:
         name: a new name, or an existing one to replace.
         function: computes causal attention; see :data:`AttentionFunction`.
-        document_mask: maker of ``run.mask`` from the documents of packed rows, on the device. Without this and
-            ``length_mask``, the function cannot separate documents, and packed rows are an error.
-        length_mask: maker of ``run.mask`` from the documents' lengths, on the host; it takes precedence.
+        document_mask: maker of ``run.mask`` from the lengths of packed documents. Without this, the function cannot
+            separate documents, and packed rows are an error.
         windows: the function sees ``run.window`` keys back only, if that is not None. False: rows that are longer than
             a sliding window are computed by ``sdpa``, with a dense mask.
 
     Example:
         >>> register_attention("flash", lambda q, k, v, run: flash_attention(q, k, v, causal=True))
     """
-    _ATTENTIONS[name] = AttentionKind(function, document_mask or _refuse_documents, length_mask, windows)
+    _ATTENTIONS[name] = AttentionKind(function, document_mask or _refuse_documents, windows)
 
 
 def make_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
@@ -142,7 +133,7 @@ def adopt_norm(
     return module
 
 
-def _refuse_documents(documents: torch.Tensor, start: int, length: int) -> Any:
+def _refuse_documents(*_: object) -> Any:
     raise UsageError(
         "this attention function cannot keep packed documents apart",
         fix="register it with a document_mask, or use model.attention=sdpa",

@@ -7,6 +7,7 @@ work for all ranks (the zigzag of Zhu's ring-flash-attention; Megatron-Core and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.trainer.models.attention_functions import choose_attention, window_mask
-from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.registry import AttentionFunction, Lengths, Run, find_attention
 from energon_lite.trainer.parallel.collectives import gather_sequence
@@ -48,9 +48,8 @@ def sequence_part(
     local: int,
     config: ModelConfig,
     mesh: ParallelMesh,
-    documents: torch.Tensor | None = None,
+    lengths: Lengths | None = None,
     cache: KeyValueCache | None = None,
-    lengths: Sequence[int] | None = None,
 ) -> SequencePart:
     """Prepare the attention of a micro-batch's rows: one for all layers.
 
@@ -58,26 +57,23 @@ def sequence_part(
         local: number of positions that this rank holds between blocks.
         config: the model's shape.
         mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows; tokens attend to earlier ones of their own document only.
-            None: each row is one document.
-        cache: the positions before these in their rows, which are then not sharded over ranks; ``documents`` includes
+        lengths: tokens of the documents of each row, without padding at its end; tokens attend to earlier ones of their
+            own document only. None: each row is one document.
+        cache: the positions before these in their rows, which are then not sharded over ranks; ``lengths`` include
             them.
-        lengths: ``document_lengths`` of the batch; None if unknown: the host may then read ``documents``, and waits.
     """
     length = whole_length(local, mesh)
-    runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
+    before = 0 if cache is None else cache.length
+    runs = runs_of_rank(length, mesh) if cache is None else [(before, length)]
     positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
     kind, window = choose_attention(config, mesh.device), config.sliding_window
     if window is not None and max(map(sum, runs)) <= window:
         window = None
     dense = window is not None and not kind.windows
     kind, parts = find_attention("sdpa") if dense else kind, []
+    padded = None if lengths is None else [[*row, before + length - sum(row)] for row in lengths]
     for run in runs:
-        mask = None
-        if documents is not None and kind.length_mask is not None:
-            mask = kind.length_mask(lengths_of_rows(documents, lengths), *run, mesh.device)
-        elif documents is not None:
-            mask = kind.document_mask(documents, *run)
+        mask = None if padded is None else kind.document_mask(padded, *run, mesh.device)
         if window is not None and dense:
             near = window_mask(window, *run, mesh.device)
             mask = near if mask is None else mask & near
@@ -85,16 +81,14 @@ def sequence_part(
     return SequencePart(rotation_table(positions, config), tuple(parts), kind.function, mesh, cache)
 
 
-def lengths_of_rows(documents: torch.Tensor, lengths: Sequence[int] | None) -> Lengths:
-    """Return the lengths of each row's documents; what ``lengths`` leave of a row is padding."""
-    rows, length = documents.shape
-    lengths = document_lengths(documents.cpu()) if lengths is None else lengths
+def lengths_of_rows(lengths: Sequence[int], rows: int) -> list[list[int]]:
+    """Divide the lengths of documents, row after row, into those of each row; rows are equally long."""
     made: list[list[int]] = [[] for _ in range(rows)]
     whole, at = sum(lengths) // max(rows, 1), 0
     for size in lengths:
         made[at // whole].append(size)
         at += size
-    return [[*row, length - whole] for row in made]
+    return made
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:
@@ -116,15 +110,13 @@ def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
     return [(rank * chunk, chunk), ((2 * mesh.cp - 1 - rank) * chunk, chunk)]
 
 
-def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.Tensor:
-    """Pad rows ``[rows, length, ...]`` at the end to the next length that can be divided over the ranks."""
-    more = whole_length(local_length(x.shape[1], mesh), mesh) - x.shape[1]
-    return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
-
-
 def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """Return this context-parallel rank's positions: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
-    x = pad_rows(x, mesh)
+    """Return this context-parallel rank's positions: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``.
+
+    Rows are padded at the end to the next length that can be divided over the ranks.
+    """
+    if more := whole_length(local_length(x.shape[1], mesh), mesh) - x.shape[1]:
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, more))
     if mesh.cp == 1:
         return x
     return torch.cat([x.narrow(1, start, length) for start, length in runs_of_rank(x.shape[1], mesh)], dim=1)
@@ -149,21 +141,40 @@ def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
     width = config.head_width
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     frequencies = config.rope_theta**-exponents
-    if config.rope_scaling is not None:
-        frequencies = scaled_frequencies(frequencies, config.rope_scaling)
+    scaling = config.rope_scaling
+    if scaling is not None:
+        frequencies = scaled_frequencies(frequencies, scaling, config.rope_theta)
     angles = positions.to(torch.float64)[:, None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(config.torch_dtype), angles.sin().to(config.torch_dtype)
+    size = 1.0 if scaling is None or scaling.attention_factor is None else scaling.attention_factor
+    return (angles.cos() * size).to(config.torch_dtype), (angles.sin() * size).to(config.torch_dtype)
 
 
-def scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Return rotary frequencies for rows longer than those trained on, by the rule of Llama 3.1 (Meta, 2024).
+def scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling, theta: float) -> torch.Tensor:
+    """Return rotary frequencies for rows longer than those trained on.
 
     Waves that are short compared to the old context are kept, those longer than it are stretched by ``factor``, and
-    between the two bounds the frequency is interpolated.
+    those between the two bounds partly: by the rule of Llama 3.1 (Meta, 2024), as far as their number of turns is
+    between the bounds; by that of YaRN (Peng et al., arXiv:2309.00071), as far as their place in the table is.
+
+    Args:
+        frequencies: the frequencies ``theta ** (-i / n)`` of the ``n`` waves.
+        scaling: the rule.
+        theta: their base.
     """
-    turns = scaling.original_length * frequencies / (2 * torch.pi)
-    kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+    low, high = scaling.low_frequency, scaling.high_frequency or 0.0
+    if scaling.kind == "linear":
+        kept = torch.zeros_like(frequencies)
+    elif scaling.kind == "llama3":
+        kept = (scaling.original_length * frequencies / (2 * torch.pi) - low) / (high - low)
+    else:
+        waves = len(frequencies)
+        first, last = (
+            waves * math.log(scaling.original_length / (2 * math.pi * turns)) / math.log(theta) for turns in (high, low)
+        )
+        first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * waves - 1)
+        places = torch.arange(waves, dtype=frequencies.dtype, device=frequencies.device)
+        kept = 1 - (places - first) / (last - first or 1e-3)
     kept = kept.clamp(0.0, 1.0)
     return frequencies * (kept + (1 - kept) / scaling.factor)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.errors import UsageError
+from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.recompute import computed_again, residual
@@ -386,8 +387,7 @@ def place_tokens(
     Returns:
         ``[rows, length, hidden]``
     """
-    # From pinned memory, and with known sizes, so that the host does not wait for the device.
-    each = torch.tensor(counts, dtype=torch.int64, pin_memory=text.is_cuda).to(text.device, non_blocking=True)
+    each = on_device(counts, text.device)
     numbers = torch.arange(len(counts), device=text.device)
     number = torch.repeat_interleave(numbers, each, output_size=sum(counts))
     inside = torch.arange(len(number), device=text.device) - (each.cumsum(0) - each)[number]

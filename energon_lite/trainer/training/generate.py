@@ -14,7 +14,7 @@ import torch.distributed as dist
 from energon_lite.errors import UsageError, require
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, read_state
 from energon_lite.trainer.models.llama import LlamaModel, Stream
-from energon_lite.trainer.models.sequence import KeyValueCache, local_length, whole_length
+from energon_lite.trainer.models.sequence import KeyValueCache, local_length
 from energon_lite.trainer.parallel.collectives import gather_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
@@ -112,12 +112,12 @@ def generate(
     if not prompts or max_new_tokens < 1:
         return [[] for _ in prompts]
     device, longest = model.mesh.device, max(map(len, prompts))
-    before = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    before = [longest - len(prompt) for prompt in prompts]
     padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     tokens = torch.tensor(padded, dtype=torch.int64, device=device)
     if images:  # shift by the padding on the left
         image, rows, starts, *more = images
-        images = image, rows, starts + before[rows], *more
+        images = image, rows, starts + torch.tensor(before, device=device)[rows], *more
     sampling = sampling or Sampling()
     # A step under sequence parallelism is padded to a multiple of tp.
     decoder = _Decoder(model, KeyValueCache(longest + max_new_tokens + model.mesh.tp), before)
@@ -149,11 +149,10 @@ def choose(logits: torch.Tensor, sampling: Sampling, random: torch.Generator) ->
 class _Decoder:
     """Runs successive positions through all stages, with one cache."""
 
-    def __init__(self, model: LlamaModel, cache: KeyValueCache, before: torch.Tensor):
+    def __init__(self, model: LlamaModel, cache: KeyValueCache, before: list[int]):
         self.model = model
         self.cache = cache
         self.before = before
-        self.padded = bool(before.any())
         self.wire = Wire(model.mesh)
 
     def next_token(
@@ -184,12 +183,8 @@ class _Decoder:
             hidden = model.embed(tokens, *images).hidden
         else:
             hidden = self.wire.receive((rows, part, model.config.hidden_size), model.config.torch_dtype, -1)
-        if not self.padded:
-            return Stream(hidden)
-        positions = torch.arange(start + whole_length(part, mesh), device=tokens.device)
-        # 0: padding before the row; 1: the row; 2: cache slots not yet filled.
-        own = (positions >= self.before[:, None]).to(torch.int64)
-        return Stream(hidden, own + (positions >= start + new))
+        # Padding before the row, the row, and behind it cache slots not yet filled.
+        return Stream(hidden, [[n, start + new - n] for n in self.before] if any(self.before) else None)
 
     def _last_logits(self, made: Stream, new: int) -> torch.Tensor:
         """Return the logits behind the last token, ``[rows, vocab_size]``."""

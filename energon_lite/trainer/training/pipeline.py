@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -31,7 +32,7 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.interface import Loss, LossSums, TrainingBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream, language_loss
-from energon_lite.trainer.models.sequence import local_length, whole_length
+from energon_lite.trainer.models.sequence import lengths_of_rows, local_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.throughput import batch_flops
@@ -269,6 +270,8 @@ class _Stage:
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
         #: For each empty micro-batch in whose turn this rank encodes images of other ranks: the zero to differentiate.
         self._others: dict[int, torch.Tensor] = {}
+        #: For each micro-batch, the lengths of its packed documents; none in rows of one document each.
+        self._lengths: list[list[int]] = [[] for _ in self.micro_batches]
         self._sizes = self._agree_on_sizes()
         costs = [cost for *_, cost in self._sizes]
         #: One stage has no bubble. Ranks that encode each other's images must run the micro-batches in equal order.
@@ -278,23 +281,22 @@ class _Stage:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
         model, mesh, chunk = self.model, self.mesh, action.chunk
         batch = self.micro_batches[action.micro_batch]
-        (rows, length, documents, _), received = self._sizes[action.micro_batch], None
+        (rows, length, *_), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
             if batch is not None and mesh.starts(chunk) and (others := _images_of_others(model, batch)) is not None:
                 self._others[action.micro_batch] = others
             return
         if not mesh.starts(chunk):
-            received = self._receive(rows, local_length(length, mesh), with_documents=bool(documents))
-        if received is not None:
-            received.hidden.requires_grad_(keep)
+            config, lengths = model.config, self._lengths[action.micro_batch]
+            positions = rows, local_length(length, mesh), config.hidden_size
+            hidden = self.wire.receive(positions, config.torch_dtype, -1).requires_grad_(keep)
+            received = Stream(hidden, lengths_of_rows(lengths, rows) if lengths else None)
         with _recorded(self.record, action, mesh.device):
             made = self.loss(model, batch) if mesh.pp == 1 else model.run_chunk(chunk, batch, received)
             if isinstance(made, LossSums):
                 made = self._added(made)
         if isinstance(made, Stream):
             self.wire.send(made.hidden.detach(), 1)
-            if made.documents is not None:
-                self.wire.send(made.documents, 1)
             made = made.hidden
         if keep:
             self._held[chunk, action.micro_batch] = received, made
@@ -323,38 +325,47 @@ class _Stage:
             grad = received.hidden.grad
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
-    def _receive(self, rows: int, positions: int, *, with_documents: bool) -> Stream:
-        config, mesh = self.model.config, self.mesh
-        hidden = self.wire.receive((rows, positions, config.hidden_size), config.torch_dtype, -1)
-        whole = rows, whole_length(positions, mesh)
-        return Stream(hidden, self.wire.receive(whole, torch.int64, -1) if with_documents else None)
-
     def _agree_on_sizes(self) -> list[list[int]]:
-        """Return for each micro-batch: rows, their length, whether it has documents, and operations.
+        """Return for each micro-batch: rows, their length, the number of packed documents, and operations.
 
-        The first stage broadcasts them over the CPU, so that no rank waits for its device.
+        The first stage broadcasts them over the CPU, and the lengths of documents, so that no rank waits for its device
+        and the stages between need no data.
         """
         mesh, batches = self.mesh, self.micro_batches
         sizes_here = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
         if mesh.pp == 1:
             return sizes_here
-        shared = torch.tensor(sizes_here, dtype=torch.int64).view(-1, 4)
-        dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
-        sizes: list[list[int]] = shared.tolist()
+        sizes: list[list[int]] = self._of_first_stage(sizes_here, [len(batches), 4])
         if mesh.is_last_stage and sizes_here != sizes:
             number = [own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False)
             raise UsageError(
                 f"micro-batch {number} of the step is not the same on the first and the last stage",
                 fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
             )
+        counts = [documents for _, _, documents, _ in sizes]
+        lengths_here = [cast(MultimodalBatch, batch).known_lengths() or [] for batch in batches if batch is not None]
+        if sum(counts):
+            lengths = iter(self._of_first_stage([*chain.from_iterable(lengths_here)], [sum(counts)]))
+            self._lengths = [[*islice(lengths, count)] for count in counts]
         return sizes
+
+    def _of_first_stage(self, values: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+        """Broadcast the first stage's integers of a known shape."""
+        mesh, shared = self.mesh, torch.zeros(shape, dtype=torch.int64)
+        if mesh.is_first_stage:
+            shared = torch.tensor(values, dtype=torch.int64).view(shape)
+        dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
+        numbers: list[Any] = shared.tolist()
+        return numbers
 
     def _told(self, batch: TrainingBatch) -> list[int]:
         if not isinstance(batch, MultimodalBatch):
             counted = batch.loss_tokens
             return [int(isinstance(counted, torch.Tensor) or counted != 0), 1, 0, 0]
-        cost = batch_flops(self.model.config, batch) if self.mesh.pp > 1 else 0
-        return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
+        if self.mesh.pp == 1:
+            return [*batch.tokens.shape, 0, 0]
+        lengths, cost = batch.known_lengths() or [], batch_flops(self.model.config, batch)
+        return [*batch.tokens.shape, len(lengths), int(cost)]
 
 
 def _images_of_others(model: Any, batch: TrainingBatch) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from energon_lite.trainer.models.attention_functions import describe_attention
+from energon_lite.trainer.models.attention_functions import choose_attention
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig
 
@@ -60,8 +60,8 @@ def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: b
         except Exception as error:  # any error, as of a missing package or one for another CUDA
             logger.debug("no %s here: %s", newer, error)
     if visible:
-        kernels = describe_attention(config.model, device, config.data.max_length)
-        logger.info("attention: %s; deterministic: %s", kernels, torch.are_deterministic_algorithms_enabled())
+        name = choose_attention(config.model, device).function.__name__
+        logger.info("attention: %s; deterministic: %s", name, torch.are_deterministic_algorithms_enabled())
 
 
 #: Reasons to stop: signals, and ``train.time_limit``. Slurm can send the second ahead of the end

@@ -65,25 +65,23 @@ def encoder_shape(config: ModelConfig) -> TransformerShape:
     )
 
 
-def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> float:
+def flops_of_images(config: ModelConfig, sizes: Sequence[tuple[int, int]]) -> list[int]:
     """Return the useful operations of a training step for images: encoder and projector.
 
     Args:
         config: the model's shape.
-        image, sizes: as in :class:`MultimodalBatch`; only their shapes are used.
+        sizes: height and width of each image.
+
+    Returns:
+        The operations of each image.
     """
-    return float(sum(flops_of_images(config, sizes_of_images(image, sizes))))
-
-
-def flops_of_images(config: ModelConfig, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the :func:`image_flops` of each image, by its height and width."""
     shape = encoder_shape(config)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
     return [shape.position_flops * count + shape.pair_flops * count**2 + shape.sequence_flops for count in patches]
 
 
 def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
-    """Return :func:`training_flops` plus :func:`image_flops` of a micro-batch, from data on the host.
+    """Return :func:`training_flops` plus :func:`flops_of_images` of a micro-batch, from data on the host.
 
     Args:
         config: the model's shape.
@@ -92,7 +90,8 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
     rows, length = batch.tokens.shape
     lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
     pairs = sum(tokens * (tokens + 1) // 2 for tokens in lengths)
-    return training_flops(config, rows * length, pairs) + image_flops(config, batch.image, batch.image_sizes)
+    images = sum(flops_of_images(config, sizes_of_images(batch.image, batch.image_sizes)))
+    return training_flops(config, rows * length, pairs) + images
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -16,15 +16,14 @@ from energon_lite import (
     TaskEncoder,
     WorkerConfig,
     get_loader,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.errors import EmptyDatasetError, FatalSampleError, UsageError
+from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.extras.energon import log_exception, reraise_exception
 from tests.core.laws.kinds import blends, training, validation
-from tests.testing import ALONE, alone, examples
+from tests.testing import ALONE, examples
 
 #: Few, so that their files are written once.
 counts = st.sampled_from([1, 2, 7, 11, 20, 31, 64, 120])
@@ -179,62 +178,6 @@ def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     assert sum(stat["samples"] for stat in stats) == len(found)
 
 
-@settings(max_examples=examples(25))
-@given(
-    count=counts.filter(lambda count: count > 10),
-    world=st.integers(1, 4),
-    batch_size=st.integers(1, 6),
-    worker_count=workers,
-)
-def test_in_validation_a_bad_sample_leaves_its_place_empty(
-    cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
-) -> None:
-    build = validation(leaf_of(count, "a"), batch_size=batch_size, task_encoder=Picky())
-    with cluster(build, world, worker_count) as ranks:
-        per_rank = [list(iterator) for iterator in ranks.iterators]
-        stats = [loader.stats() for loader in ranks.loaders]
-    assert len({len(batches) for batches in per_rank}) == 1
-    names = [f"a-{i}" for i in range(count)]
-    assert _texts([batch for step in zip(*per_rank, strict=True) for batch in step]) == [
-        n for n in names if not _bad(n)
-    ]
-    assert sum(stat["skipped"] for stat in stats) == sum(i % 10 == 3 for i in range(count))
-    assert sum(stat["failed"] for stat in stats) == sum(i % 10 == 7 for i in range(count))
-    reasons = {reason["reason"].split(":")[0] for stat in stats for reason in stat["reasons"]}
-    assert reasons == ({"ends in 3", "ValueError"} if count > 7 else {"ends in 3"})
-
-
-@pytest.mark.parametrize("worker_count", [0, 2])
-@pytest.mark.parametrize("train", [True, False])
-def test_too_many_in_a_row_end_the_run_and_say_why(leaf_of: Any, worker_count: int, train: bool) -> None:
-    class Never(TaskEncoder):
-        failure_tolerance = 15
-
-        def encode_sample(self, sample: Any) -> Any:
-            raise KeyError("captoin")
-
-    build = get_train_dataset if train else get_val_dataset
-    with get_savable_loader(
-        build(leaf_of(50, "a"), batch_size=2, task_encoder=Never(), worker_config=alone(worker_count))
-    ) as loader:
-        with pytest.raises(FatalSampleError, match=r"in a row.*encode_sample.*captoin") as caught:
-            list(loader)
-        assert "a-50[" in str(caught.value)
-
-
-@pytest.mark.parametrize("worker_count", [0, 2])
-def test_what_is_not_a_samples_fault_ends_the_run_at_once(leaf_of: Any, worker_count: int) -> None:
-    class Wrong(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            return undefined_name  # type: ignore[name-defined]  # noqa: F821
-
-    loader = get_savable_loader(
-        get_train_dataset(leaf_of(5, "a"), batch_size=2, task_encoder=Wrong(), worker_config=alone(worker_count))
-    )
-    with loader, pytest.raises(NameError, match="undefined_name"):
-        next(iter(loader))
-
-
 def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any, cluster: Any) -> None:
     class Refuses(TaskEncoder):
         def batch(self, samples: list[Any]) -> Any:
@@ -260,16 +203,6 @@ def test_the_users_error_handler_sees_each_failure(leaf_of: Any) -> None:
     dataset = get_val_dataset(leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=config)
     list(get_loader(dataset))
     assert seen == [("cannot read 7", 7), ("cannot read 17", 17)]
-
-
-def test_the_users_error_handler_may_end_the_run(leaf_of: Any) -> None:
-    def handler(error: Exception, sample: Any, sources: Any) -> None:
-        raise error
-
-    config = WorkerConfig(rank=0, world_size=1, global_error_handler=handler)
-    dataset = get_val_dataset(leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=config)
-    with pytest.raises(ValueError, match="cannot read 7"):
-        list(get_loader(dataset))
 
 
 def test_handlers_that_come_with_the_library(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
-from tests.core.laws.content_encoders import Content, contents, names_in
+from tests.core.laws.content_encoders import Content, contents
 from tests.testing import ALONE, examples
 
 
@@ -19,38 +19,6 @@ def _steps(per_rank: list[list[Any]]) -> list[Any]:
     """The batches that have samples, in the order of the run."""
     assert len({len(batches) for batches in per_rank}) == 1  # nobody made more steps than another
     return [batch for step in zip(*per_rank, strict=True) for batch in step if batch is not None and batch["__key__"]]
-
-
-@settings(max_examples=examples(60))
-@given(
-    content=contents,
-    chunk=st.integers(1, 6),
-    lanes=st.sampled_from([1, 2, 3, 6]),
-    size=st.sampled_from([6, 7, 13, 24, 41, 60]),
-)
-def test_a_pass_is_the_same_on_any_number_of_ranks(
-    on_ranks: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, size: int
-) -> None:
-    leaf = leaf_of(size, "a")
-    chunk_size = chunk * (content.packing or 3)
-
-    def passes(world: int) -> list[list[Any]]:
-        def work(rank: int) -> list[list[Any]]:
-            config = WorkerConfig(rank=rank, world_size=world)
-            dataset = get_val_dataset(
-                leaf, worker_config=config, chunk_size=chunk_size, lanes=lanes, **content.arguments()
-            )
-            loader = get_savable_loader(dataset)
-            return [list(loader), list(loader)]
-
-        results = on_ranks(world, work)
-        return [_steps([result[number] for result in results]) for number in range(2)]
-
-    found = {world: passes(world) for world in range(1, lanes + 1) if lanes % world == 0}
-    keys = {world: [[batch["__key__"] for batch in one] for one in both] for world, both in found.items()}
-    assert all(one == keys[1] for one in keys.values())
-    if not (content.yields or content.packing):  # with neither, every sample is in just one batch
-        assert sorted(names_in(found[1][0])) == sorted(f"a-{number}" for number in range(size))
 
 
 @settings(max_examples=examples(40))
@@ -122,20 +90,6 @@ def test_the_length_is_not_known(leaf_of: Any) -> None:
     dataset = get_train_dataset(leaf_of(20, "a"), worker_config=ALONE, virtual_epoch_length=5, **content.arguments())
     loops = get_loader(dataset)
     assert len(loops) == 5 and [len(list(loops)) for _ in range(3)] == [5, 5, 5]
-
-
-def test_drop_last_ends_with_the_last_full_step(on_ranks: Any, leaf_of: Any) -> None:
-    leaf = leaf_of(33, "a")
-
-    def work(rank: int) -> list[Any]:
-        config = WorkerConfig(rank=rank, world_size=2)
-        content = Content(groups=2, batch_size=2)
-        dataset = get_val_dataset(leaf, worker_config=config, batch_drop_last=True, chunk_size=8, **content.arguments())
-        return list(get_loader(dataset))
-
-    per_rank = on_ranks(2, work)
-    assert all(len(batch["__key__"]) == 2 for batches in per_rank for batch in batches)
-    assert len(per_rank[0]) == len(per_rank[1]) >= 4
 
 
 def test_an_error_on_one_rank_ends_the_loop_on_all(on_ranks: Any, leaf_of: Any) -> None:

@@ -98,15 +98,6 @@ def test_no_job_is_thrown_away_where_a_loop_ends(
     assert len({job.key for job in jobs}) == len(jobs)
 
 
-def test_loops_of_an_endless_stream(leaf_of: Callable[..., Any]) -> None:
-    loader = get_savable_loader(dataset_of(leaf_of(120), virtual_epoch_length=7))
-    assert len(loader) == 7
-    first, second = list(loader), list(loader)
-    assert len(first) == len(second) == 7
-    other = get_savable_loader(dataset_of(leaf_of(120)))
-    assert tokens_of(first + second) == tokens_of([batch for batch, _ in zip(other, range(14), strict=False)])
-
-
 @pytest.mark.parametrize("world", [1, 3])
 def test_length_of_passes_and_of_endless_streams(leaf_of: Callable[..., Any], world: int) -> None:
     config = WorkerConfig(rank=0, world_size=world)
@@ -132,28 +123,6 @@ def test_a_loop_that_was_left_goes_on(leaf_of: Callable[..., Any]) -> None:
     loader.restore_state_rank(state)
     assert tokens_of(list(loader)) == whole[5:]
     assert tokens_of(list(loader)) != whole  # the next epoch has an order of its own
-
-
-def test_drop_last_and_limit(cluster: Any, leaf_of: Callable[..., Any]) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return dataset_of(leaf_of(120), config, repeat=False, batch_drop_last=True)
-
-    count = len(list(get_savable_loader(dataset_of(leaf_of(120), repeat=False))))
-    with cluster(build, 4, 0) as ranks:
-        batches = [list(loader) for loader in ranks.loaders]
-    assert count % 4 and [len(own) for own in batches] == [count // 4] * 4
-    assert all(batch.num_tokens for own in batches for batch in own)
-    limited = get_val_dataset(
-        leaf_of(120),
-        split_part="train",
-        batch_size=None,
-        batching=BestFit(Capacity(CAPACITY)),
-        limit=3,
-        worker_config=alone(),
-        task_encoder=Tokens(),
-    )
-    loader = get_savable_loader(limited)
-    assert len(list(loader)) == 3 and len(list(loader)) == 3
 
 
 def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,23 +16,6 @@ def _keys(batches: list[Any]) -> list[list[str]]:
     return [batch.__key__ for batch in batches]
 
 
-def test_virtual_epochs_pause_and_go_on(cluster: Any, write_blend: Callable[..., Any]) -> None:
-    metadataset = write_blend([(20, 1.0), (30, 2.0)])
-    build = training(metadataset, batch_size=2, virtual_epoch_length=5)
-    with cluster(build, 1, 2) as one:
-        loader = one.loaders[0]
-        assert len(loader) == 5
-        loops = [_keys(list(one.iterators[0])), _keys(list(loader)), _keys(list(loader))]
-        assert [len(loop) for loop in loops] == [5, 5, 5]
-    with cluster(build, 1, 0) as other:
-        iterator = iter(other.loaders[0])
-        assert _keys([next(iterator) for _ in range(3)]) == loops[0][:3]
-        state = other.state()
-    with cluster(build, 1, 1, state) as third:
-        assert _keys(list(third.iterators[0])) == loops[0][3:]  # the loop that was cut ends where it would have
-        assert _keys(list(third.loaders[0])) == loops[1]
-
-
 def test_the_seed_decides(cluster: Any, write_blend: Callable[..., Any]) -> None:
     metadataset = write_blend([(50, 1.0)])
     orders = []

@@ -12,7 +12,7 @@ import pytest
 from energon_lite.extras.energon import index_sqlite as sqlite_index
 from energon_lite.storage.files import atomic_file
 from energon_lite.storage.files.atomic_file import remove_leftovers, temporary_path
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import killed_at_every_step
 
@@ -88,9 +88,9 @@ def test_a_preparation_over_another(ten: Path, make_tar: Callable[..., Path]) ->
 def test_indexing_again(ten: Path) -> None:
     prepare_dataset(ten, **OPTIONS)
     expected = contents(ten)
-    for _ in killed_while(ten, lambda: index_again(str(ten), workers=1)):
+    for _ in killed_while(ten, lambda: index_again(str(ten), PrepareOptions(workers=1))):
         assert len(WebdatasetSource.open(ten)) == 10
-        index_again(str(ten), workers=1)
+        index_again(str(ten), PrepareOptions(workers=1))
         assert contents(ten) == expected
 
 

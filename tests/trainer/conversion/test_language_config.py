@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
+from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_changes, model_preset
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.sequence import scaled_frequencies
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from tests.testing import examples
 
 LLAMA_2: dict[str, Any] = {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",
@@ -214,8 +225,11 @@ def test_transformers_5_has_other_names_for_the_same() -> None:
         ({"sliding_window": 4096}, "sliding_window is 4096"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_scaling": SCALING | {"attention_factor": 2.0}}, "attention_factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "missing or unknown: factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "missing or unknown: truncate"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}}, "missing or unknown: mscale"),
         ({"torch_dtype": "float16"}, "float16"),
         ({"num_key_value_heads": 7}, "cannot share 7 key heads"),
     ],
@@ -245,6 +259,16 @@ scalings = st.builds(
     low_frequency=st.floats(0.5, 1),
     high_frequency=st.floats(2, 8),
     original_length=st.integers(1, 9000),
+)
+scalings |= st.builds(RopeScaling, factor=st.floats(1, 32), kind=st.just("linear"))
+scalings |= st.builds(
+    RopeScaling,
+    factor=st.floats(1, 64),
+    low_frequency=st.floats(0.5, 4),
+    high_frequency=st.none() | st.floats(5, 40),
+    original_length=st.integers(1, 9000),
+    kind=st.just("yarn"),
+    attention_factor=st.none() | st.floats(0.5, 2),
 )
 configs = st.builds(
     lambda heads, groups, traits, **more: ModelConfig(
@@ -280,6 +304,63 @@ def test_there_and_back(config: ModelConfig, other: ModelConfig) -> None:
     assert corrected["mine"] == 1
     assert not model_changes(model_config(corrected, where="", ignore=["mine"]), other, ["patch_size"])
     assert corrected["rope_theta"] == other.rope_theta and corrected["vocab_size"] == other.vocab_size
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
+    with ExitStack() as stack:
+        for owner, name, wide in (
+            (torch, "float", torch.float64),
+            (torch, "float32", torch.float64),
+            (torch.Tensor, "float", torch.Tensor.double),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wide))
+        yield
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(configs, scalings)
+def test_scaled_rotations_are_theirs(config: ModelConfig, scaling: RopeScaling) -> None:
+    """Frequencies, the size of queries and keys, and the logits, in float64."""
+    config = dataclasses.replace(config, rope_scaling=scaling, dtype="float64", vocab_size=50, init_std=0.2)
+    told = AutoConfig.for_model(**huggingface_config(config, torch.float64))
+    exponents = torch.arange(0, config.head_width, 2, dtype=torch.float64) / config.head_width
+    ours = LlamaModel(config, ParallelMesh(), seed=3)
+    tokens = torch.arange(40)[None]
+    with torch.no_grad(), in_double():
+        frequencies, size = ROPE_INIT_FUNCTIONS[scaling.kind](told, "cpu")
+        theirs = AutoModelForCausalLM.from_config(told, attn_implementation="eager").double()
+        for name, p in ours.named_parameters():
+            parameter = theirs.get_parameter(huggingface_name(name))
+            parameter.copy_(p[: len(parameter)])
+        wanted = theirs(tokens).logits
+    mine = scaled_frequencies(config.rope_theta**-exponents, scaling, config.rope_theta)
+    torch.testing.assert_close(mine, frequencies, rtol=1e-12, atol=0)
+    assert scaling.attention_factor == pytest.approx(size, rel=1e-12)
+    torch.testing.assert_close(ours.all_logits(tokens), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_yarn_as_qwen_writes_it() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    read = model_config(QWEN_25 | {"rope_scaling": scaling}, where="").rope_scaling
+    assert read == RopeScaling(4.0, 1.0, 32.0, 32768, "yarn", 0.1 * math.log(4) + 1)
+    # Without a former length, it is the longest of the file.
+    del scaling["original_max_position_embeddings"]
+    read = model_config(QWEN_25 | {"rope_scaling": scaling | {"truncate": True}}, where="").rope_scaling
+    assert read is not None and read.original_length == QWEN_25["max_position_embeddings"]
+
+
+def test_scalings_that_mean_nothing() -> None:
+    for wrong, words in (
+        ({"kind": "ntk"}, "unknown kind 'ntk'"),
+        ({"attention_factor": 1.2}, "attention_factor=1.2 with kind=llama3"),
+        ({"kind": "yarn", "attention_factor": -1.0}, "attention_factor=-1.0"),
+        ({"factor": 0.5}, "would shrink rows"),
+        ({"kind": "yarn", "low_frequency": 40.0}, "low_frequency is not below"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            RopeScaling(**wrong)
 
 
 def test_a_model_that_they_have_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 from energon_lite.batching.digests import AddressList
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
-from tests.testing import command
+from tests.testing import command, nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 
 SAMPLES = 30
@@ -48,7 +48,7 @@ def audit(*arguments: object) -> tuple[int, str]:
     return command("audit", *arguments)
 
 
-@pytest.mark.parametrize("share", ["load", "broadcast"])
+@pytest.mark.parametrize("share", nightly_but({1}, ["load", "broadcast"]))
 def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(
     run_ranks: RunRanks, lines: Path, tmp_path: Path, share: str
 ) -> None:

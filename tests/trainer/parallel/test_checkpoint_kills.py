@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from energon_lite.trainer.checkpointing.checkpoint import find_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from tests.testing import die_at
+from tests.testing import die_at, nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import Layout
@@ -47,7 +47,9 @@ def go_on(part: Part, root: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "url"), [(0, "{}"), (1, "{}"), (0, CopyingStore.protocol + "://{}")])
+@pytest.mark.parametrize(
+    ("victim", "url"), nightly_but({0, 1}, [(0, "{}"), (1, "{}"), (0, CopyingStore.protocol + "://{}")])
+)
 @pytest.mark.usefixtures("quick_disk")
 def test_a_rank_killed_at_every_step_of_saving_loses_no_whole_checkpoint(
     run_ranks: RunRanks, tmp_path: Path, victim: int, url: str

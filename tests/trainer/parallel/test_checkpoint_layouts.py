@@ -30,7 +30,7 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved", nightly_but({4, 6}, LAYOUTS), ids=str)
+@pytest.mark.parametrize("saved", nightly_but({6}, LAYOUTS), ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
     # The next in a ring; each layout writes or reads. Itself: bit for bit, in a test below.
     read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(LAYOUTS.index(saved) + 1) % len(LAYOUTS)]])
@@ -70,24 +70,6 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
             if layout == saved:
                 assert continued == losses
             torch.testing.assert_close(continued, losses, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "layout", nightly_but({1}, [Layout(dp=2, tp=2), Layout(dp=2, pp=2, virtual=2), Layout(cp=2, pp=2)]), ids=str
-)
-def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path, layout: Layout) -> None:
-    def straight(rank: int) -> list[tuple[float, float]]:
-        part = Part(layout, dtype="float32")
-        losses = part.train(0, 3)
-        part.save(tmp_path, 3)
-        return losses + part.train(3, 5)
-
-    def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(layout, dtype="float32", seed=99)
-        part.load(tmp_path / "step-00000003")
-        return part.train(3, 5)
-
-    assert run_ranks(4, straight)[0][3:] == run_ranks(4, resumed)[0]
 
 
 def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_path: Path) -> None:

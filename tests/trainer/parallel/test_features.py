@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import document_segments, sdpa
+from energon_lite.trainer.models.attention_functions import sdpa
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.testing import nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import (
@@ -66,7 +67,7 @@ def test_names_that_nobody_registered() -> None:
     mesh = build_mesh()
     with pytest.raises(Exception, match="did you mean 'rms_norm'"):
         LlamaModel(dataclasses.replace(BASE, norm="rmsnorm"), mesh)
-    with pytest.raises(Exception, match="use one of: sdpa, varlen, varlen_kernel"):
+    with pytest.raises(Exception, match="use one of: sdpa, varlen"):
         LlamaModel(dataclasses.replace(BASE, attention="ring"), mesh)
 
 
@@ -80,21 +81,19 @@ def test_an_attention_that_cannot_keep_documents_apart_says_so(run_ranks: RunRan
         run_ranks(1, check)
 
 
-def test_the_segments_of_documents_cover_the_queries_once() -> None:
-    lengths = [[2, 3, 1], [4, 2]]
-    assert document_segments(lengths, 0, 6) == [[(0, 0, 2), (2, 2, 5), (5, 5, 6)], [(0, 0, 4), (4, 4, 6)]]
-    assert document_segments(lengths, 3, 2) == [[(2, 3, 5)], [(0, 3, 4), (4, 4, 5)]]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [Layout(), pytest.param(Layout(tp=2, sp=True), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    nightly_but({0}, [(Layout(), ("packed",)), (Layout(), ("mixed",)), (Layout(tp=2, sp=True), ("mixed", "packed"))]),
+    ids=str,
+)
 def test_compiled_blocks_make_the_same_run(
-    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, layout: Layout, kinds: tuple[str, ...]
 ) -> None:
     """Traced as for a GPU; only the last stage of compilation, which needs seconds for each graph, is left out."""
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
-    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(("mixed", "packed"))[:2]
+    config, steps = dataclasses.replace(BASE, num_layers=1), make_steps(kinds)[:2]
 
     def run(rank: int, compile: bool) -> Any:
         model = dataclasses.replace(config, compile=compile)

@@ -59,7 +59,9 @@ def whole(found: Found, net: nn.Module) -> Found:
     return found[0], made
 
 
-@pytest.mark.parametrize(("reduce", "algorithm"), [("last", "adamw"), ("every", "adamw"), ("last", "muon")])
+@pytest.mark.parametrize(
+    ("reduce", "algorithm"), nightly_but({1, 2}, [("last", "adamw"), ("every", "adamw"), ("last", "muon")])
+)
 def test_a_model_cut_by_torch_makes_the_same_run(run_ranks: RunRanks, reduce: str, algorithm: str) -> None:
     config = dataclasses.replace(CONFIG, reduce=reduce, bucket_size=500, algorithm=algorithm)
 

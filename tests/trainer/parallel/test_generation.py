@@ -16,6 +16,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import Sampling, choose, generate
 from tests.testing import examples
+from tests.trainer.models.by_documents import BY_DOCUMENTS
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout
 
@@ -52,7 +53,7 @@ def until(tokens: list[int], end: int) -> list[int]:
     new=st.integers(1, 7),
     eos=st.one_of(st.none(), st.integers(0, TEXT.vocab_size - 1)),
     layout=st.sampled_from(LAYOUTS),
-    attention=st.sampled_from(["sdpa", "varlen"]),
+    attention=st.sampled_from(["sdpa", BY_DOCUMENTS]),
     kind=st.sampled_from([{}, {"qk_norm": True, "qkv_bias": True, "head_dim": 6}, {"sliding_window": 3}]),
 )
 def test_a_cache_changes_no_token(

@@ -104,7 +104,7 @@ def token_config(path: Path, output: Path, batching: dict[str, Any], **more: Any
 @pytest.mark.parametrize(
     ("strategy", "world", "mesh", "share"),
     nightly_but(
-        {0, 3, 5},
+        {0, 5},
         [
             ("capacity", 4, {"tp": 2, "sequence_parallel": True}, "load"),
             ("capacity", 4, {"pp": 2, "virtual": 2}, "load"),

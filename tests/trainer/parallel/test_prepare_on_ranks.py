@@ -132,11 +132,14 @@ class TestWithoutAGroup:
             prepare(folder, Ranks(0, 2, timeout=0.2))
 
 
-def test_who_they_are() -> None:
-    assert Ranks.from_environment({"RANK": "3", "WORLD_SIZE": "8"}) == Ranks(3, 8)
-    assert Ranks.from_environment({}) == Ranks(0, 1)
+def test_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Ranks.from_environment() == Ranks(0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert Ranks.from_environment() == Ranks(3, 8)
+    monkeypatch.setenv("RANK", "x")
     with pytest.raises(UsageError, match="RANK='x'"):
-        Ranks.from_environment({"RANK": "x"})
+        Ranks.from_environment()
     with pytest.raises(UsageError, match="rank 2 of 2"):
         Ranks(2, 2)
     shares = [Ranks(rank, 3).share(range(10)) for rank in range(3)]

@@ -18,6 +18,7 @@ from energon_lite.trainer import Trainer, read_state
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.training.metrics import StepMetrics
+from tests.testing import nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, send, train
@@ -91,7 +92,7 @@ def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_sav
     assert all(entry["lr *norm*"] == 0.5 * entry["lr"] for entry in lines)
 
 
-@pytest.mark.parametrize("store", ["s3", CopyingStore.protocol])
+@pytest.mark.parametrize("store", nightly_but({1}, ["s3", CopyingStore.protocol]))
 def test_checkpoints_at_a_url_and_some_that_stay(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, store: str, request: pytest.FixtureRequest
 ) -> None:

@@ -12,12 +12,12 @@ import torch
 from energon_lite.trainer.models.attention_functions import (
     choose_attention,
     dense_mask,
-    describe_attention,
     has_varlen_kernel,
     packed_bounds,
     sdpa,
-    varlen_kernel,
+    varlen,
 )
+from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.registry import Run
 from energon_lite.trainer.models.sequence import lengths_of_rows
@@ -37,19 +37,18 @@ def test_one_kernel_for_all_documents_is_the_dense_mask(start: int) -> None:
         for heads, n in ((8, length), (2, start + length), (2, start + length))
     ]
     made = []
-    bounds = packed_bounds(lengths_of_rows(documents, None), start, length, GPU)
-    for function, mask in ((sdpa, dense_mask(documents, start, length)), (varlen_kernel, bounds)):
-        out = function(*given, Run(start, length, mask))
+    lengths = lengths_of_rows(document_lengths(documents.cpu()), 2)
+    for function, make_mask in ((sdpa, dense_mask), (varlen, packed_bounds)):
+        out = function(*given, Run(start, length, make_mask(lengths, start, length, GPU)))
         made.append([out, *torch.autograd.grad(out.float().sin().sum(), given)])
     for mine, other in zip(made[1], made[0], strict=True):
         torch.testing.assert_close(mine, other, rtol=0.03, atol=0.03)
 
 
-def test_auto_takes_that_kernel_and_says_so() -> None:
+def test_auto_takes_that_kernel() -> None:
     config = ModelConfig(dtype="bfloat16", hidden_size=512, num_heads=8, num_kv_heads=2)
     if has_varlen_kernel(GPU, torch.bfloat16):
-        assert choose_attention(config, GPU).function is varlen_kernel
-        assert describe_attention(config, GPU, 1024).endswith("packed rows: varlen_kernel")
+        assert choose_attention(config, GPU).function is varlen
 
 
 def test_a_step_is_launched_before_it_is_done() -> None:

@@ -127,7 +127,7 @@ def finite(config: TrainerConfig, path: Path, **data: Any) -> TrainerConfig:
 @pytest.mark.parametrize(
     ("world", "mesh", "share", "workers"),
     nightly_but(
-        {0, 2, 3, 4},
+        {0, 2, 4},
         [
             (1, {}, "load", 2),
             (2, {}, "load", 0),

@@ -52,7 +52,7 @@ def test_the_attention_that_is_used_is_told_once(caplog: pytest.LogCaptureFixtur
     for visible in (True, False):
         prepare_attention(config(), torch.device("cpu"), visible=visible)
     (line,) = caplog.messages
-    assert line.startswith("attention: ") and "packed rows: varlen" in line
+    assert line == "attention: sdpa; deterministic: False"
 
 
 def test_memory_is_recorded_of_a_gpu_and_in_a_window(alone: ParallelMesh) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from energon_lite.errors import UsageError
 from energon_lite.trainer.models import attention_functions
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
@@ -28,6 +29,7 @@ def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0)
     tokens = torch.randint(0, MODEL.vocab_size, (rows, length + 1), generator=generator)
     documents = (torch.rand(rows, length, generator=generator) < 0.3).long().cumsum(1) if packed else None
     masks = {"loss_mask": torch.ones(rows, length), "documents": documents}
+    masks |= {"document_lengths": None if documents is None else document_lengths(documents)}
     return MultimodalBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], **masks)
 
 
@@ -38,8 +40,9 @@ def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
     rates = iter([1e-3] * 9)
 
     def step(seed: int) -> list[str]:
+        batches = [text(seed=seed), text(packed=True)]
         with host_reads() as found:
-            launched.append(launch_step(model, optimizer, [text(seed=seed), text(packed=True)], mesh, lr=next(rates)))
+            launched.append(launch_step(model, optimizer, batches, mesh, lr=next(rates)))
         return found
 
     launched: list = []
@@ -63,7 +66,7 @@ def test_a_step_makes_no_tensor_of_numbers_of_the_host() -> None:
     assert "aten.mm.default" in names and "aten.lift_fresh.default" not in names
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "varlen", "kernel"])
+@pytest.mark.parametrize("attention", ["sdpa", "kernel"])
 def test_documents_are_not_read_where_the_host_knows_their_lengths(
     monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
@@ -82,14 +85,12 @@ def test_documents_are_not_read_where_the_host_knows_their_lengths(
     model = LlamaModel(dataclasses.replace(MODEL, attention=name), mesh)
     optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
     batch = text(packed=True)
-    assert batch.documents is not None
-    known = dataclasses.replace(batch, document_lengths=document_lengths(batch.documents))
     launch_step(model, optimizer, [batch], mesh, lr=1e-3)  # the first step learns the order of gradients
     with host_reads() as found, Operations() as operations:
-        launch_step(model, optimizer, [known], mesh, lr=1e-3)
+        launch_step(model, optimizer, [batch], mesh, lr=1e-3)
     assert found == [] and "aten.nonzero.default" not in {name for name, _ in operations.found}
     if attention == "kernel":
-        longest = max(known.document_lengths or ())
+        longest = max(batch.document_lengths or ())
         assert set(seen) == {(longest, longest)} and longest < 8, "not the length of a row"
 
 
@@ -112,6 +113,20 @@ def test_keys_and_values_are_joined_only_to_be_gathered() -> None:
     width = 2 * MODEL.head_width
     joined = [shape for name, shape in operations.found if "cat" in name and shape[-1:] == (width,)]
     assert joined == [], "rotations are as wide as a head"
+
+
+def test_a_count_of_the_loader_that_is_wrong_is_noticed_without_a_wait() -> None:
+    """The weights that the loss used are summed on the device, and compared when the numbers are read anyway."""
+    mesh = build_mesh()
+    model = LlamaModel(MODEL, mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    right = dataclasses.replace(text(), counted=16.0)
+    assert train_step(model, optimizer, [right], mesh, lr=1e-3).tokens == 16
+    with host_reads() as found:
+        launched = launch_step(model, optimizer, [dataclasses.replace(right, counted=15.0)], mesh, lr=1e-3)
+    assert found == []
+    with pytest.raises(UsageError, match="16 terms, its micro-batches 15 loss_tokens"):
+        launched.result()
 
 
 def test_a_rate_by_tokens_reads_their_number_only() -> None:

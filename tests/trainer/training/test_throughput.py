@@ -13,7 +13,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
     batch_flops,
-    image_flops,
+    flops_of_images,
     memory_in_use,
     peak_flops,
     training_flops,
@@ -67,12 +67,11 @@ def test_images_go_through_the_encoders_matrices(alone: ParallelMesh, projector:
         p for name, p in model.named_parameters() if name.startswith(("vision.", "projector.")) and ".2." not in name
     ]
     matrices = sum(p.numel() for p in used if p.dim() > 1) - model.vision.embeddings.position_embedding.weight.numel()
-    image = torch.zeros(3, 3, 8, 8)
-    assert image_flops(config, image, None) == 3 * (6 * 16 * matrices + 12 * 2 * 12 * 16**2)
-    assert image_flops(config, image[:2], [(8, 4), (5, 4)]) == 6 * 12 * matrices + 12 * 2 * 12 * (8**2 + 4**2)
+    assert flops_of_images(config, [(8, 8)] * 3) == [6 * 16 * matrices + 12 * 2 * 12 * 16**2] * 3
+    assert sum(flops_of_images(config, [(8, 4), (5, 4)])) == 6 * 12 * matrices + 12 * 2 * 12 * (8**2 + 4**2)
     plain = dataclasses.replace(config, vision=None)
-    assert image_flops(plain, image, None) == 3 * 6 * 16 * 12 * SHAPE.hidden_size
-    assert image_flops(SHAPE, image[:0, :, :0, :0], None) == 0
+    assert flops_of_images(plain, [(8, 8)]) == [6 * 16 * 12 * SHAPE.hidden_size]
+    assert flops_of_images(SHAPE, []) == []
 
 
 def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
@@ -82,7 +81,7 @@ def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
         **{"tokens": zeros, "labels": zeros, "loss_mask": zeros, "image": torch.zeros(1, 3, 8, 8)},
         **{"image_rows": zeros[0, :1], "image_starts": zeros[0, :1], **{"__key__": [], "__restore_key__": ()}},
     )
-    of_image = image_flops(config, batch.image, None)
+    (of_image,) = flops_of_images(config, [(8, 8)])
     assert batch_flops(config, batch) == training_flops(config, 12, 2 * 21) + of_image
     batch.documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
     batch.document_lengths = document_lengths(batch.documents)

@@ -77,13 +77,13 @@ class WebdatasetPreparator:
         from energon_lite.extras.energon.unique_keys import make_keys_unique
         from energon_lite.extras.media.media_scan import prepare_media
         from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
-        from energon_lite.storage.prepare.prepare import index_again, prepare_folder
+        from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder
 
         folder = os.path.abspath(os.path.expanduser(os.fspath(parent_path)))
         if fix_duplicates:
             make_keys_unique(folder, find_shards(folder))
         if tar_index_only:
-            return set(index_again(folder, workers=workers, sqlite=False).parts)
+            return set(index_again(folder, PrepareOptions(workers=workers, sqlite=False)).parts)
         shards = [shard for path in paths for shard in expand_braces(path)]
         others = set(find_shards(folder)) - set(shards)
         exclude = f"^(?:{'|'.join(map(re.escape, sorted(others)))})$" if others else None
@@ -94,7 +94,7 @@ class WebdatasetPreparator:
                 _splits([s for s in shards if s in there], split_parts_ratio, split_parts_patterns, shuffle_seed)
             )
 
-        parts = prepare_folder(folder, choose, exclude=exclude, force_overwrite=True, workers=workers).parts
+        parts = prepare_folder(folder, choose, PrepareOptions(exclude, force_overwrite=True, workers=workers)).parts
         if media_filter is not None:
             prepare_media(folder, media_filter, workers=workers)
         return set(parts)

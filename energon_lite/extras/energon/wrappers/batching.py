@@ -14,7 +14,7 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.energon.wrappers.datasets import BlendDataset
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.streams import PlanStream
-from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, function_name, parts_of
+from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, parts_of
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -57,7 +57,7 @@ class BatchDataset(WrapperDataset):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        function = ItemFunction(batcher, function_name(batcher), tolerance=failure_tolerance)
+        function = ItemFunction(batcher, tolerance=failure_tolerance)
         super().__init__(
             dataset,
             worker_config=worker_config,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -132,15 +133,18 @@ class ItemFunction:
 
     Args:
         apply: the user's function.
-        name: name for messages, and for the identity of the data set.
         keeps: the function returns whether to keep the item.
         tolerance: number of items in a row that the function may lose; 0: no limit.
     """
 
     apply: Callable[[Any], Any]
-    name: str
     keeps: bool = False
     tolerance: int = 100
+
+    @cached_property
+    def name(self) -> str:
+        """Name for messages, and for the identity of the data set."""
+        return str(getattr(self.apply, "__qualname__", None) or type(self.apply).__name__)
 
     def __call__(self, item: Any) -> Any:
         made = self.apply(item)

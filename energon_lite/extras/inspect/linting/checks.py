@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,11 +41,21 @@ from energon_lite.storage.tar.members import Member, MemberColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders, is_header
 from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file
 
-__all__ = ["SampleExaminer", "ShardState", "examine_shard"]
 
+class Fault(NamedTuple):
+    """A problem without its place.
 
-#: ``(kind, description, whether it is only a note)`` of a problem.
-Finding = tuple[str, str, bool]
+    Args:
+        kind: as of a :class:`~energon_lite.extras.inspect.linting.work.Problem`.
+        what: description.
+        part: the part of the sample; empty: the sample, or the shard, as a whole.
+        note: it is a remark, and nothing is broken.
+    """
+
+    kind: str
+    what: str
+    part: str = ""
+    note: bool = False
 
 
 @dataclass
@@ -55,17 +65,17 @@ class ShardState:
     Args:
         scan: its samples; None: nothing of it can be read.
         findings: problems of the shard as a whole.
-        parts: ``(part, description)`` of the problems in the structure of a sample, by its number in the shard.
+        parts: problems in the structure of a sample, by its number in the shard.
     """
 
     scan: ShardScan | None
-    findings: list[Finding] = field(default_factory=list)
-    parts: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    findings: list[Fault] = field(default_factory=list)
+    parts: dict[int, list[Fault]] = field(default_factory=dict)
 
     @property
     def is_damaged(self) -> bool:
         """True if the shard has a problem, so that not all of its samples may be there."""
-        return any(kind == "shard" and not note for kind, _, note in self.findings)
+        return any(fault.kind == "shard" and not fault.note for fault in self.findings)
 
 
 def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None) -> ShardState:
@@ -77,52 +87,44 @@ def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None)
         samples: number of its samples when it was prepared.
         index: the packed index, if there is one.
     """
-    row = index.shard_names.index(name) if index is not None and name in index.shard_names else None
-    stored = None if row is None or index is None else index.scan(row)
+    stored = None
+    if index is not None and name in index.shard_names:
+        stored = index.scan(index.shard_names.index(name))
     try:
         scan = scan_shard(root, name)
-        state = ShardState(scan)
     except ShardFormatError as error:
         state = _of_index(root, stored) if stored is not None else _in_front(root, name)
-        state.findings.append(("shard", error.what, False))
+        state.findings.append(Fault("shard", error.what))
     except DatasetError as error:
-        return ShardState(None, [("shard", error.what, False)])
+        return ShardState(None, [Fault("shard", error.what)])
     else:
         if stored is not None and _is_front(scan, stored):
             what = f"its samples end at byte {scan.end}, in or behind the {scan.samples}th of {stored.samples}"
             state = _of_index(root, stored)
-            state.findings.append(("shard", what, False))
+            state.findings.append(Fault("shard", what))
         else:
-            _compare(root, state, samples, stored)
+            state = ShardState(scan, [*_differences(root, scan, samples, stored)])
     if state.scan is not None:
-        state.findings += [("shard", note, True) for note in state.scan.notes]
+        state.findings += [Fault("shard", note, note=True) for note in state.scan.notes]
     return state
 
 
-def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | None) -> None:
-    """Compare a shard with the files next to it, and add the differences to its findings."""
-    scan = state.scan
-    assert scan is not None
+def _differences(root: str, scan: ShardScan, samples: int, stored: ShardScan | None) -> Iterator[Fault]:
+    """Yield the differences between a shard and the files next to it."""
+    held = counted(scan.samples, "sample")
     if scan.samples != samples:
-        gone = _gone(scan, stored)
-        words = f"it has {counted(scan.samples, 'sample')}, and had {samples:,} when it was prepared{gone}"
-        state.findings.append(("shard", words, False))
+        yield Fault("shard", f"it has {held}, and had {samples:,} when it was prepared{_gone(scan, stored)}")
     elif stored is not None and not _agree(scan, stored):
-        words = "the samples are not where the packed index has them; prepare again with --force-overwrite --rescan"
-        state.findings.append(("index", words, False))
+        what = "the samples are not where the packed index has them; prepare again with --force-overwrite --rescan"
+        yield Fault("index", what)
     offsets = _offsets(shard_index_path(root, scan.name))
     wanted = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     if offsets is None:
-        state.findings.append(("index", "there is no .tar.idx, which Energon needs", True))
+        yield Fault("index", "there is no .tar.idx, which Energon needs", note=True)
     elif offsets != wanted:
-        counts = (
-            counted(max(0, len(offsets) // 8 - 1), "sample")
-            if len(offsets) != len(wanted)
-            else "other places of samples"
-        )
-        state.findings.append(
-            ("index", f".tar.idx has {counts}, the shard has {counted(scan.samples, 'sample')}", False)
-        )
+        places = counted(max(0, len(offsets) // 8 - 1), "sample")
+        places = "other places of samples" if len(offsets) == len(wanted) else places
+        yield Fault("index", f".tar.idx has {places}, the shard has {held}")
 
 
 def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
@@ -162,12 +164,12 @@ def _of_index(root: str, stored: ShardScan) -> ShardState:
             state = ShardState(replace(stored, **file_state))
             for sample, (first, stop) in enumerate(zip(stored.first_part[:-1], stored.first_part[1:], strict=True)):
                 faults = [
-                    (stored.part_names[number], words)
+                    Fault("shard", words, stored.part_names[number])
                     for offset, size, number in stored.parts[first:stop].tolist()
                     if (words := _part_fault(fd, file_state["size"], offset, size))
                 ]
                 if len(faults) == stop - first:  # all parts: the whole sample is lost
-                    faults = [("", faults[0][1])]
+                    faults = [Fault("shard", faults[0].what)]
                 if faults:
                     state.parts[sample] = faults
     return state
@@ -205,17 +207,13 @@ def _in_front(root: str, name: str) -> ShardState:
                 except ShardFormatError as error:
                     why = error.what
                 if stop and len(members) == there:
-                    state.findings.append(("shard", f"sample {number}, at byte {start}, is lost: {why}", False))
+                    state.findings.append(Fault("shard", f"sample {number}, at byte {start}, is lost: {why}"))
     if members:
         samples = SampleColumns()
         samples.add(MemberColumns.from_members(members))
         end = members[-1].offset + -(-members[-1].size // BLOCK) * BLOCK
         state.scan = ShardScan(name=name, end=end, **file_state, **samples.fields())
     return state
-
-
-#: ``(kind, part, description)`` of a problem.
-Fault = tuple[str, str, str]
 
 
 @dataclass
@@ -271,7 +269,7 @@ class SampleExaminer:
         decoded: dict[str, Any] = {}
         for name, data in raw.parts.items():
             if isinstance(data, bytes) and not data and name not in self.optional:
-                faults.append(("empty part", name, "the part has no bytes"))
+                faults.append(Fault("empty part", "the part has no bytes", name))
             elif fault := self._decode(name, data, decoded):
                 faults.append(fault)
         return faults or [*self._made(index, raw, decoded)]
@@ -283,10 +281,12 @@ class SampleExaminer:
             for name, accesses in field_map.fields:
                 parts = list(dict.fromkeys(access.part for access in accesses))
                 if there.isdisjoint(parts) and self.optional.isdisjoint(parts):
-                    yield "missing part", parts[0], f"field {name!r} cannot be filled: there is no {' or '.join(parts)}"
+                    what = f"field {name!r} cannot be filled: there is no {' or '.join(parts)}"
+                    yield Fault("missing part", what, parts[0])
         elif self.usual is not None and there < self.usual:
             for name in sorted(self.usual - there - self.optional):
-                yield "missing part", name, f"it has {', '.join(there) or 'nothing'}, and nearly all others {name} too"
+                what = f"it has {', '.join(there) or 'nothing'}, and nearly all others {name} too"
+                yield Fault("missing part", what, name)
 
     def _decode(self, name: str, data: Any, decoded: dict[str, Any]) -> Fault | None:
         decoded[name] = data
@@ -300,18 +300,18 @@ class SampleExaminer:
         except FatalSampleError:
             raise
         except EnergonLiteError as error:
-            return "decode", name, error.what
+            return Fault("decode", error.what, name)
         if self._shares:
             decoded[name] = value
         words = _damage(data) if name.rpartition(".")[2].lower() in ("jpg", "jpeg") else ""
-        return ("decode", name, f"part {name!r} is damaged inside: {words}") if words else None
+        return Fault("decode", f"part {name!r} is damaged inside: {words}", name) if words else None
 
     def _made(self, index: int, raw: RawSample, decoded: dict[str, Any]) -> Iterator[Fault]:
         if self._runner is not None:
             for failure in self._runner.results((0, index, 0))[1]:
                 self.skipped += failure.skipped and not failure.dropped
                 if not failure.skipped:
-                    yield failure.stage, "", failure.reason
+                    yield Fault(failure.stage, failure.reason)
             return
         parts = self._loader.parts
         wanted = {name: value for name, value in decoded.items() if parts is None or name in parts}
@@ -322,9 +322,9 @@ class SampleExaminer:
         except SkipSample:
             self.skipped += 1
         except EnergonLiteError as error:
-            yield "field_map", "", error.what
+            yield Fault("field_map", error.what)
         except Exception as error:  # from a sample_loader of the user's, or from the class of the sample
-            yield "sample", "", f"{type(error).__name__}: {error}"
+            yield Fault("sample", f"{type(error).__name__}: {error}")
 
 
 def _damage(data: bytes) -> str:

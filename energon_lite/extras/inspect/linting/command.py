@@ -29,8 +29,6 @@ from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["command"]
-
 #: The splits that are examined by default.
 _PARTS = "train,val,test"
 
@@ -96,7 +94,8 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
     if as_json:
         click.echo(json.dumps(_plain(reports, notes), indent=2, ensure_ascii=False))
     else:
-        _show(reports, notes)
+        for line in chain((f"{note.dataset}: {note.where}: {note.what}" for note in notes), *map(_lines, reports)):
+            click.echo(line)
     if any(not note.note for note in notes) or any(report.broken for report in reports):
         sys.exit(1)
 
@@ -130,10 +129,9 @@ def _members(spec: LeafSpec, notes: list[Problem]) -> Sequence[LeafSpec]:
         return ()
     try:
         open_source(spec)
-    except EmptyDatasetError as error:
-        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what, note=True))
     except EnergonLiteError as error:
-        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what))
+        is_empty = isinstance(error, EmptyDatasetError)
+        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what, note=is_empty))
     return spec.join.members
 
 
@@ -202,28 +200,14 @@ def _known_parts(target: Target, counts: dict[str, int]) -> dict[str, Any]:
 
 def _plain(reports: Sequence[LintReport], notes: Sequence[Problem]) -> dict[str, Any]:
     problems = [*notes, *(problem for report in reports for problem in report.problems)]
+    names = ("path", "shards", "samples", "skipped", "excluded", "broken_samples", "kinds")
     return {
         "ok": all(problem.note for problem in problems),
         "samples": sum(report.samples for report in reports),
         "broken_samples": sum(report.broken_samples for report in reports),
-        "data_sets": [
-            {
-                "path": report.path,
-                **{name: getattr(report, name) for name in ("shards", "samples", "skipped", "excluded")},
-                "broken_samples": report.broken_samples,
-                "kinds": report.kinds,
-            }
-            for report in reports
-        ],
+        "data_sets": [{name: getattr(report, name) for name in names} for report in reports],
         "problems": [asdict(problem) for problem in problems],
     }
-
-
-def _show(reports: Sequence[LintReport], notes: Sequence[Problem]) -> None:
-    for problem in notes:
-        click.echo(f"{problem.dataset}: {problem.where}: {problem.what}")
-    for line in chain.from_iterable(map(_lines, reports)):
-        click.echo(line)
 
 
 def _lines(report: LintReport) -> Iterator[str]:
@@ -232,7 +216,11 @@ def _lines(report: LintReport) -> Iterator[str]:
     yield f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{excluded}{skipped}"
     for problem in report.broken:
         yield f"  {problem.where}: {problem.kind}: {problem.what}"
-    for text, shards in _notes(report).items():
+    notes: dict[str, list[str]] = {}  # the shards of each
+    for problem in report.problems:
+        if problem.note:
+            notes.setdefault(problem.what, []).append(problem.shard)
+    for text, shards in notes.items():
         yield f"  note: {text} ({shards[0]}" + (f" and {len(shards) - 1:,} more)" if len(shards) > 1 else ")")
     if not report.broken:
         yield "  nothing is broken"
@@ -243,12 +231,3 @@ def _lines(report: LintReport) -> Iterator[str]:
         first = next(problem for problem in report.broken if problem.key)
         yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"
         yield f"    exclude: [{first.shard}/{first.key}]"
-
-
-def _notes(report: LintReport) -> dict[str, list[str]]:
-    """Notes of a report, each with its shards."""
-    notes: dict[str, list[str]] = {}
-    for problem in report.problems:
-        if problem.note:
-            notes.setdefault(problem.what, []).append(problem.shard)
-    return notes

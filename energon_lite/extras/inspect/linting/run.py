@@ -18,8 +18,6 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table
 
-__all__ = ["LintReport", "lint", "spans_of"]
-
 #: Samples in a span: the work that each process repeats, at most, after a kill.
 SPAN = 512
 #: Largest number of result files, apart from one per shard: large data sets have longer spans.
@@ -82,23 +80,24 @@ def lint(
         DatasetError: other ranks made no progress in time; there is no folder that can be written.
     """
     ranks = ranks or Ranks()
-    path = target.spec.path
-    spans = spans_of(target)
+    path, spans = target.spec.path, spans_of(target)
     work = LintWork(_results_folder(target), target)
+    total, done = sum(span.stop - span.start for span in ranks.seen(spans)), 0
+
+    def tick(span: Span, table: Table | None, number: int, of: int) -> None:
+        nonlocal done
+        done += span.stop - span.start
+        if progress:
+            progress(done, total, "")
+
     job = ShardedJob(
-        work,
-        spans,
-        ranks=ranks,
-        workers=workers,
-        alone=_ALONE,
-        what="spans of samples",
-        where=path,
-        tick=_Samples(ranks.seen(spans), progress) if progress else None,
+        work, spans, ranks=ranks, workers=workers, alone=_ALONE, what="spans of samples", where=path, tick=tick
     )
     try:
         job.run()
     except BaseException:
-        _remove_if_empty(work.folder)
+        if os.path.isdir(work.folder) and not os.listdir(work.folder):
+            os.rmdir(work.folder)
         raise
     if ranks.rank:
         samples = sum(job.done[span]["samples"] for span in job.made)
@@ -147,11 +146,6 @@ def _results_folder(target: Target) -> str:
     return first_writable(path, "what lint finds", [meta_path(path, name), cached], "run lint", made)
 
 
-def _remove_if_empty(folder: str) -> None:
-    if os.path.isdir(folder) and not os.listdir(folder):
-        os.rmdir(folder)
-
-
 def _duplicates(
     target: Target, work: LintWork, spans: Sequence[Span], job: ShardedJob[Span, Findings]
 ) -> Iterator[Problem]:
@@ -179,16 +173,3 @@ def _duplicates(
                 where = "this shard" if shard == other else shard
                 what = f"a sample of {where} has the same key"
                 yield Problem(target.spec.path, other, names[again], "", "duplicate key", what)
-
-
-class _Samples:
-    """Progress in samples."""
-
-    def __init__(self, spans: Sequence[Span], progress: Progress):
-        self._total = sum(span.stop - span.start for span in spans)
-        self._progress = progress
-        self._done = 0
-
-    def __call__(self, span: Span, table: Table | None, done: int, of: int) -> None:
-        self._done += span.stop - span.start
-        self._progress(self._done, self._total, "")

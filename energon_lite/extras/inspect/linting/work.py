@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
-from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardState, examine_shard
+from energon_lite.extras.inspect.linting.checks import Fault, SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.byte_ranges import open_file
@@ -33,8 +34,7 @@ from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-
-__all__ = ["Findings", "LintWork", "Problem", "Span", "Target"]
+from energon_lite.storage.tar.tar_scan import ShardScan
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class Problem:
 
 #: Version of the rules; incremented when the same samples would be reported differently.
 _RULES = 1
-_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -150,13 +149,10 @@ class LintWork(Work[Span, Findings]):
     def __init__(self, folder: str, target: Target):
         super().__init__(folder)
         self.target = target
-        self._encoder: TaskEncoder | None = None
-        self._index: tuple[PackedIndex | None] | None = None
         self._open: tuple[str, ShardState | None, SampleExaminer | None] | None = None
-        self._state: list[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_encoder": None, "_index": None, "_open": None, "_state": None}
+        return {"folder": self.folder, "_names": self._names, "target": self.target, "_open": None}
 
     # -- the unit ---------------------------------------------------------------------------------------------------
 
@@ -165,23 +161,23 @@ class LintWork(Work[Span, Findings]):
 
     def inputs(self, unit: Span) -> list[Any]:
         """Return the inputs of a unit: rules, files that it is read from, and settings that problems depend on."""
-        target = self.target
-        spec = self.target.spec
+        target, spec = self.target, self.target.spec
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
         settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
         excluded = sorted(target.excluded.get(unit.shard, ()))
         document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
-        files = [file_state(path), *(self._beside(unit.shard) if target.is_folder else self._source_state())]
-        return [_RULES, files, settings, document, target.code, sorted(target.optional), excluded]
+        if target.is_folder:  # the files that the shard is compared with
+            index, beside = self._stored_index, _file_states([shard_index_path(spec.path, unit.shard)])
+            files = [target.counts.get(unit.shard), beside, "" if index is None else index.digest]
+        else:
+            files = self._source_state
+        return [_RULES, [file_state(path), *files], settings, document, target.code, sorted(target.optional), excluded]
 
     def do(self, unit: Span) -> Findings:
         findings = Findings()
-        if self._open is None or self._open[0] != unit.shard:
-            self._open = (unit.shard, *self._opened(unit.shard, findings))
-        _, state, examiner = self._open
+        state, examiner = self._opened(unit.shard, findings)
         if state is not None and not unit.start:
-            words = ((kind, what, note) for kind, what, note in state.findings)
-            findings.problems += [self._problem(unit, "", "", kind, what, note) for kind, what, note in words]
+            findings.problems += [self._problem(unit, "", fault) for fault in state.findings]
         if examiner is not None:
             self._examine(unit, state, examiner, findings)
         elif state is not None and state.scan is not None:
@@ -190,52 +186,42 @@ class LintWork(Work[Span, Findings]):
 
     def key(self, shard: str, number: int) -> str:
         """Return the key of a sample that was examined."""
-        if self._open is None or self._open[0] != shard:
-            self._open = (shard, *self._opened(shard, Findings()))
-        return "" if self._open[2] is None else self._open[2].leaf.source.key(number)
+        examiner = self._opened(shard, Findings())[1]
+        return "" if examiner is None else examiner.leaf.source.key(number)
 
-    def _beside(self, shard: str) -> list[Any]:
-        """Return the state of the files that a shard of a local folder is compared with."""
-        index = self._stored_index()
-        state = _file_states([shard_index_path(self.target.spec.path, shard)])
-        return [self.target.counts.get(shard), state, "" if index is None else index.digest]
-
+    @cached_property
     def _source_state(self) -> list[Any]:
-        """Return the state of the files of a source or URL, read once by each process; empty if it cannot be opened."""
-        if self._state is None:
-            spec = self.target.spec
-            try:
-                source = self._source("", None) if source_opener(spec.path) else WebdatasetSource.open(spec.path)
-            except EnergonLiteError:
-                self._state = []
-            else:
-                shards = source.choice.shards if isinstance(source, WebdatasetSource) else []
-                files = [] if is_url(spec.path) or is_jsonl(spec.path) else _files_of(spec.path)
-                state = _file_states(files)
-                self._state = [source.fingerprint, source.contents, [[*shard[1]] for shard in shards], state]
-        return self._state
+        """State of the files of a source or URL, read once by each process; empty if it cannot be opened."""
+        spec = self.target.spec
+        try:
+            source = open_source(spec) if source_opener(spec.path) else WebdatasetSource.open(spec.path)
+        except EnergonLiteError:
+            return []
+        shards = source.choice.shards if isinstance(source, WebdatasetSource) else []
+        files = [] if is_url(spec.path) or is_jsonl(spec.path) else _files_of(spec.path)
+        return [source.fingerprint, source.contents, [[*shard[1]] for shard in shards], _file_states(files)]
 
     # -- a shard ----------------------------------------------------------------------------------------------------
 
     def _opened(self, shard: str, findings: Findings) -> tuple[ShardState | None, SampleExaminer | None]:
+        """Return the state of a shard, and the examiner of its samples; the last one is kept."""
+        if self._open is None or self._open[0] != shard:
+            self._open = (shard, *self._examiner(shard, findings))
+        return self._open[1:]
+
+    def _examiner(self, shard: str, findings: Findings) -> tuple[ShardState | None, SampleExaminer | None]:
         target = self.target
         state = None
         if target.is_folder:
-            state = examine_shard(target.spec.path, shard, target.counts[shard], self._stored_index())
+            state = examine_shard(target.spec.path, shard, target.counts[shard], self._stored_index)
             if state.scan is None or not state.scan.samples:
                 return state, None
         try:
             source = self._source(shard, state)
             if target.part_names and isinstance(source, WebdatasetSource):
                 source.part_names = target.part_names  # a shard without one of them does not make a field map wrong
-            encoder = self._make_encoder()
-            leaf = open_whole(
-                target.spec,
-                encoder or DefaultTaskEncoder(),
-                target.trust_code,
-                source,
-                bool(state and state.is_damaged),
-            )
+            encoder, is_damaged = self._encoder, state is not None and state.is_damaged
+            leaf = open_whole(target.spec, encoder or DefaultTaskEncoder(), target.trust_code, source, is_damaged)
         except EnergonLiteError as error:
             if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
                 raise
@@ -253,33 +239,30 @@ class LintWork(Work[Span, Findings]):
         spec = self.target.spec
         if state is not None and state.scan is not None:
             index = PackedIndex.from_scans([state.scan])
-            return WebdatasetSource(SampleChoice(index, spec.path, [shard], _NOTHING))
+            return WebdatasetSource(SampleChoice(index, spec.path, [shard], np.zeros(0, dtype=np.int64)))
         if source_opener(spec.path) is not None:
             return open_source(spec)
         return WebdatasetSource.open(spec.path, shards=[shard])
 
+    @cached_property
     def _stored_index(self) -> PackedIndex | None:
-        if self._index is None:
-            try:
-                index = find_index(self.target.spec.path, self.target.counts)
-            except DatasetError:
-                index = None
-            self._index = (None if index is None else index[0],)
-        return self._index[0]
+        try:
+            index = find_index(self.target.spec.path, self.target.counts)
+        except DatasetError:
+            return None
+        return None if index is None else index[0]
 
-    def _make_encoder(self) -> TaskEncoder | None:
-        if self._encoder is None and self.target.make_encoder is not None:
-            self._encoder = self.target.make_encoder()
-        return self._encoder
+    @cached_property
+    def _encoder(self) -> TaskEncoder | None:
+        return None if self.target.make_encoder is None else self.target.make_encoder()
 
     # -- its samples ------------------------------------------------------------------------------------------------
 
     def _examine(self, unit: Span, state: ShardState | None, examiner: SampleExaminer, findings: Findings) -> None:
-        source = examiner.leaf.source
+        source, reader = examiner.leaf.source, examiner.all_parts
         excluded = self.target.excluded.get(unit.shard, frozenset())
-        reader = examiner.all_parts
         stop = len(source) if unit.is_last else min(unit.stop, len(source))
-        keys = np.zeros(max(0, stop - unit.start), dtype=np.uint64)
+        findings.keys = np.zeros(max(0, stop - unit.start), dtype=np.uint64)
         skipped = examiner.skipped
         with HookContext():
             for number in range(unit.start, stop):
@@ -287,19 +270,17 @@ class LintWork(Work[Span, Findings]):
                 if key in excluded:
                     findings.excluded += 1
                     continue
-                keys[number - unit.start] = _hash(key)
+                findings.keys[number - unit.start] = _hash(key)
                 findings.samples += 1
-                faults = [("shard", *fault) for fault in state.parts.get(number, ())] if state is not None else []
-                faults += [*self._doubles(state, number)]
+                faults = [] if state is None else [*state.parts.get(number, ()), *_doubles(state.scan, number)]
                 if not faults:
                     try:
                         faults = examiner.faults(number, reader.sample(number))
                     except DatasetError as error:
                         if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
                             raise
-                        faults = [("read", "", error.what)]
-                findings.problems += [self._problem(unit, key, part, kind, words) for kind, part, words in faults]
-        findings.keys = keys
+                        faults = [Fault("read", error.what)]
+                findings.problems += [self._problem(unit, key, fault) for fault in faults]
         findings.skipped = examiner.skipped - skipped
 
     def _name_lost(self, unit: Span, state: ShardState, keys: list[str], findings: Findings) -> None:
@@ -307,22 +288,11 @@ class LintWork(Work[Span, Findings]):
         excluded = self.target.excluded.get(unit.shard, frozenset())
         for number in range(unit.start, len(keys) if unit.is_last else min(unit.stop, len(keys))):
             if keys[number] not in excluded:
-                faults = state.parts.get(number) or [("", "its shard cannot be read")]
-                findings.problems += [self._problem(unit, keys[number], part, "shard", what) for part, what in faults]
+                faults = state.parts.get(number) or [Fault("shard", "its shard cannot be read")]
+                findings.problems += [self._problem(unit, keys[number], fault) for fault in faults]
 
-    def _doubles(self, state: ShardState | None, number: int) -> list[tuple[str, str, str]]:
-        """Return the parts that a sample has more than once, of which only the last is read."""
-        if state is None or state.scan is None:
-            return []
-        first, stop = state.scan.first_part[number : number + 2].tolist()
-        numbers = state.scan.parts[first:stop, 2].tolist()
-        doubled = [part for part in dict.fromkeys(numbers) if numbers.count(part) > 1] if len(numbers) > 1 else []
-        return [
-            ("double part", state.scan.part_names[part], "the sample has the part more than once") for part in doubled
-        ]
-
-    def _problem(self, unit: Span, key: str, part: str, kind: str, what: str, note: bool = False) -> Problem:
-        return Problem(self.target.spec.path, unit.shard, key, part, kind, what, note)
+    def _problem(self, unit: Span, key: str, fault: Fault) -> Problem:
+        return Problem(self.target.spec.path, unit.shard, key, fault.part, fault.kind, fault.what, fault.note)
 
     # -- its file ---------------------------------------------------------------------------------------------------
 
@@ -334,6 +304,16 @@ class LintWork(Work[Span, Findings]):
     def unpack(self, table: Table, arrays: Arrays) -> Findings:
         problems = [Problem(**fields) for fields in json.loads(arrays["problems"].tobytes())]
         return Findings(**table, problems=problems, keys=arrays["keys"])
+
+
+def _doubles(scan: ShardScan | None, number: int) -> list[Fault]:
+    """Return the parts that a sample has more than once, of which only the last is read."""
+    if scan is None:
+        return []
+    first, stop = scan.first_part[number : number + 2].tolist()
+    numbers = scan.parts[first:stop, 2].tolist()
+    doubled = [part for part in dict.fromkeys(numbers) if numbers.count(part) > 1] if len(numbers) > 1 else []
+    return [Fault("double part", "the sample has the part more than once", scan.part_names[part]) for part in doubled]
 
 
 def _files_of(path: str) -> list[str]:

@@ -19,9 +19,6 @@ from energon_lite.extras.inspect.preview.steps import Place
 from energon_lite.extras.inspect.preview.terminal import show_place, show_samples
 from energon_lite.hooks import TaskEncoder
 
-__all__ = ["command", "in_terminal"]
-
-
 _PARTS = "train,val,test"
 _COUNT = click.IntRange(min=1)
 _FROM_0 = click.IntRange(min=0)
@@ -88,14 +85,17 @@ def command(path: str, **asked: Any) -> None:
         return
     site = _site(path, encoder, asked)
     leaf = None if asked["leaf"] is None else site.run.find_leaf(asked["leaf"])
-    places, samples = _places(site, asked), _samples_of(site, asked["key"], leaf)
+    places, samples = _named(site, asked, leaf)
     if in_terminal:
         if leaf is not None and not samples:
             first, count = asked["start"] or 0, asked["samples"] or 3
             samples = [(leaf, index) for index in range(first, min(first + count, len(site.run.leaves[leaf].source)))]
         show_place(site, places, samples, asked["images"])
     elif asked["file"] is not None:
-        _write_file(asked["file"], site, places, samples, leaf)
+        left_out = write_page(asked["file"], site, places=places, samples=samples, leaf=None if samples else leaf)
+        click.echo(f"The page is in {asked['file']}.")
+        if left_out:
+            click.echo(f"{left_out} pictures, sounds or films are too large for the file, and are left out.", err=True)
     else:
         _serve(site, places, samples, leaf, asked["port"])
 
@@ -122,49 +122,36 @@ def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> S
         from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
         decode = HuggingFaceTokenizer(asked["tokenizer"]).decode
-    if asked["state"] is not None:
-        options = options.of_state(asked["state"])
-        return Site(ShownRun.open(path, options, encoder, decode=decode), asked["quarantine"])
-    run: ShownRun | None = None
-    problem: Exception | None = None
-    for part in (part.strip() for part in asked["split_parts"].split(",")):
+    choices = [replace(options, split_part=part.strip()) for part in asked["split_parts"].split(",")]
+    problems = []
+    for choice in choices if asked["state"] is None else [options.of_state(asked["state"])]:
         try:
-            run = ShownRun.open(path, replace(options, split_part=part), encoder, decode=decode)
-            break
+            return Site(ShownRun.open(path, choice, encoder, decode=decode), asked["quarantine"])
         except (ConfigError, EmptyDatasetError) as error:
-            problem = problem or error
-    if run is None:
-        raise problem or UsageError("--split-parts names no split", fix="give the name of a split")
-    return Site(run, asked["quarantine"])
+            problems.append(error)
+    raise problems[0]
 
 
-def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
-    """Places that the options name."""
+def _named(site: Site, asked: Mapping[str, Any], leaf: int | None) -> tuple[list[Place], list[tuple[int, int]]]:
+    """Return the places and the samples that the options name."""
+    finder, key = site.finder, asked["key"]
     if asked["step"] is not None:
-        return [site.finder.at_step(asked["step"])]
-    key = _restore_key(asked["key"])
-    if asked["chunk"] is None and (not key or key[0] == "sample"):
-        return []
-    place = Place(None, asked["chunk"] or 0)
-    if asked["chunk"] is None:
-        numbers = key[2:4]
-        place = Place(numbers[0] // site.run.options.ranks) if site.finder.by_step else Place(None, *numbers)
-        if site.finder.hooks_decide:  # the number after the chunk's is a place in the chunk, not of a batch
-            place = Place(None, numbers[0])
-    if site.finder.by_step and place.step is None:
+        return [finder.at_step(asked["step"])], []
+    kind, *numbers = _restore_key(key) or [None]
+    if asked["chunk"] is not None:
+        place = Place(None, asked["chunk"])
+    elif kind is None:
+        return [], [] if key is None else site.run.find_key(key, leaf)[:_MOST_FOUND]
+    elif kind == "sample":
+        return [], [(numbers[0], numbers[1])]
+    elif finder.by_step:
+        place = Place(numbers[1] // site.run.options.ranks)
+    else:  # if hooks decide, the number after the chunk's is a place in the chunk, not of a batch
+        place = Place(None, *numbers[1 : 2 if finder.hooks_decide else 3])
+    if finder.by_step and place.step is None:
         raise UsageError("--chunk: the batches of this run have no chunks", fix="give --step")
-    site.finder.check(place)
-    return [place]
-
-
-def _samples_of(site: Site, key: str | None, leaf: int | None) -> list[tuple[int, int]]:
-    """Samples that the options name by key."""
-    restore_key = _restore_key(key)
-    if key is None or (restore_key and restore_key[0] != "sample"):
-        return []
-    if restore_key:
-        return [(restore_key[1], restore_key[2])]
-    return site.run.find_key(key, leaf)[:_MOST_FOUND]
+    finder.check(place)
+    return [place], []
 
 
 def _restore_key(text: str | None) -> list[Any]:
@@ -189,16 +176,9 @@ def _restore_key(text: str | None) -> list[Any]:
     return value
 
 
-def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
-    left_out = write_page(file, site, places=places, samples=samples, leaf=None if samples else leaf)
-    click.echo(f"The page is in {file}.")
-    if left_out:
-        click.echo(f"{left_out} pictures, sounds or films are too large for the file, and are left out.", err=True)
-
-
 def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None, port: int) -> None:
     with PreviewServer(site, port) as server:
-        page = site.links.overview()
+        page: str | None = site.base
         if places:
             page = site.links.place(places[0])
         elif samples:

@@ -1,12 +1,11 @@
 """HTML with escaping by construction, and charts as SVG.
 
-Text becomes markup only through :func:`element`, which escapes it. Samples contain untrusted text, so pages are never
+Text becomes markup only through :func:`tag`, which escapes it. Samples contain untrusted text, so pages are never
 concatenated from strings: every value that is not :class:`Markup` is escaped on insertion, as text or as an attribute,
 and only this file makes Markup from a string."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -15,23 +14,6 @@ from urllib.parse import quote
 import numpy as np
 
 from energon_lite.errors import counted
-
-__all__ = [
-    "COLOURS",
-    "Child",
-    "Markup",
-    "colour_of",
-    "document",
-    "dot",
-    "element",
-    "histogram",
-    "joined",
-    "linked",
-    "raw",
-    "segments_bar",
-    "share_bar",
-    "url_path",
-]
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "source", "wbr"})
 #: Characters that HTML forbids, lone surrogates among them. Newlines and tabs are allowed.
@@ -49,44 +31,57 @@ class Markup(str):
 Child = Markup | str | int | float | None | Iterable["Child"]
 
 
-def element(tag: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
+def tag(selector: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
     """Make an element, with its children and attributes escaped.
 
     Args:
-        tag: name of the element.
+        selector: name of the element, followed by its classes, each after a dot.
         children: contents; text is escaped, None is skipped.
         attributes: ``class_`` stands for ``class``, ``aria_label`` for ``aria-label``; None and False are skipped, True
             makes an attribute without a value.
 
     Example:
-        >>> element("a", "<b>", href="x?a=1&b=2", class_="key")
-        '<a href="x?a=1&amp;b=2" class="key">&lt;b&gt;</a>'
+        >>> tag("a.key", "<b>", href="x?a=1&b=2")
+        '<a class="key" href="x?a=1&amp;b=2">&lt;b&gt;</a>'
     """
-    assert _NAME.match(tag)
-    parts = [f"<{tag}"]
-    for name, value in attributes.items():
+    element, _, classes = selector.partition(".")
+    assert _NAME.match(element)
+    parts = [f"<{element}"]
+    for name, value in {"class": classes.replace(".", " ") or None, **attributes}.items():
         if value is None or value is False:
             continue
         name = name.rstrip("_").replace("_", "-")
         assert _NAME.match(name), name
         parts.append(f" {name}" if value is True else f' {name}="{_text(value)}"')
     parts.append(">")
-    if tag not in _VOID:
+    if element not in _VOID:
         _add(parts, children)
-        parts.append(f"</{tag}>")
+        parts.append(f"</{element}>")
     return Markup("".join(parts))
 
 
 def linked(child: Child, address: str | None) -> Child:
     """Make a link of a child; without an address it stays as it is."""
-    return element("a", child, href=address) if address else child
+    return tag("a", child, href=address) if address else child
 
 
-def joined(*children: Child) -> Markup:
-    """Concatenate pieces."""
-    parts: list[str] = []
-    _add(parts, children)
-    return Markup("".join(parts))
+def details(summary: Child, *children: Child, open: bool = False) -> Markup:
+    """Make a block that opens on a click on its summary."""
+    return tag("details", tag("summary", summary), children, open=open)
+
+
+def table(
+    heads: Iterable[Child], rows: Child, selector: str = "table", caption: Child = None, **attributes: str
+) -> Markup:
+    """Make a table; heads that are text become cells of the first row."""
+    cells = [head if isinstance(head, Markup) else tag("th", head, scope="col") for head in heads]
+    return tag(selector, caption, tag("thead", tag("tr", cells)), tag("tbody", rows), **attributes)
+
+
+def pairs_list(selector: str, pairs: Iterable[tuple[Child, Child]]) -> Markup:
+    """Make a list of names and values, without those that are None."""
+    rows = (tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None)
+    return tag(selector, rows)
 
 
 def raw(text: str) -> Markup:
@@ -96,7 +91,7 @@ def raw(text: str) -> Markup:
 
 def document(*children: Child, lang: str = "en") -> bytes:
     """Return a whole page as bytes."""
-    return ("<!doctype html>\n" + element("html", *children, lang=lang)).encode("utf-8", "replace")
+    return ("<!doctype html>\n" + tag("html", *children, lang=lang)).encode("utf-8", "replace")
 
 
 def url_path(*segments: object) -> str:
@@ -140,16 +135,16 @@ def colour_of(leaf: int) -> str:
 
 def dot(leaf: int) -> Markup:
     """Draw a dot in a data set's colour, in front of a name."""
-    return element("span", class_=f"dot {colour_of(leaf)}", aria_hidden="true")
+    return tag(f"span.dot.{colour_of(leaf)}", aria_hidden="true")
 
 
 def share_bar(share: float, leaf: int | None = None) -> Markup:
     """Draw a bar whose length is a share of 1; the number is written next to it."""
     width = max(0.6, 100 * min(1.0, share)) if share > 0 else 0
-    bar = element("rect", width=f"{width:.2f}", height=8, rx=1, class_="all" if leaf is None else colour_of(leaf))
-    back = element("rect", width=100, height=8, rx=1, class_="back")
-    box = {"viewBox": "0 0 100 8", "preserveAspectRatio": "none"}
-    return element("svg", back, bar, class_="share", aria_hidden="true", **box)
+    colour = "all" if leaf is None else colour_of(leaf)
+    bar = tag(f"rect.{colour}", width=f"{width:.2f}", height=8, rx=1)
+    back = tag("rect.back", width=100, height=8, rx=1)
+    return tag("svg.share", back, bar, aria_hidden="true", viewBox="0 0 100 8", preserveAspectRatio="none")
 
 
 def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) -> Markup:
@@ -159,24 +154,20 @@ def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) ->
         parts: length in tokens, data set (for its colour) and name of each segment.
         capacity: the most tokens of a pack; None if not known.
     """
-    total = max(1, capacity or 0, sum(length for length, _, _ in parts))
+    used = sum(length for length, _, _ in parts)
+    total = max(1, capacity or 0, used)
     place, rects = 0.0, []
     for length, leaf, name in parts:
         width = 1000 * length / total
-        title = element("title", f"{name}: {counted(length, 'token')}")
-        gap = min(1.2, width / 4)
-        rects.append(
-            element(
-                "rect", title, x=f"{place:.2f}", width=f"{width - gap:.2f}", height=28, rx=2, class_=colour_of(leaf)
-            )
-        )
+        title = tag("title", f"{name}: {counted(length, 'token')}")
+        size = f"{width - min(1.2, width / 4):.2f}"
+        rects.append(tag(f"rect.{colour_of(leaf)}", title, x=f"{place:.2f}", width=size, height=28, rx=2))
         place += width
-    used = sum(length for length, _, _ in parts)
     label = f"A pack of {counted(len(parts), 'segment')}, {counted(used, 'token')}"
     label += f" of {capacity:,}, {100 * used / capacity:.1f}% full" if capacity else ""
-    back = element("rect", width=1000, height=28, rx=2, class_="back")
+    back = tag("rect.back", width=1000, height=28, rx=2)
     box = {"viewBox": "0 0 1000 28", "preserveAspectRatio": "none"}
-    return element("svg", back, rects, role="img", aria_label=label, class_="pack", **box)
+    return tag("svg.pack", back, rects, role="img", aria_label=label, **box)
 
 
 def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins: int = 24) -> Markup | None:
@@ -201,47 +192,25 @@ def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins
     else:
         edges = np.histogram_bin_edges(numbers, bins=bins)
     counts = np.histogram(numbers, edges)[0].tolist()
-    names = [_range(first, last, whole) for first, last in itertools.pairwise(edges)]
     most, width = max(counts), 480 / len(counts)
-    bars = [
-        element(
-            "rect",
-            element("title", f"{name} {unit}: {count:,}"),
-            x=f"{width * number + 1:.2f}",
-            y=f"{100 - 96 * count / most:.2f}",
-            width=f"{max(1.0, width - 2):.2f}",
-            height=f"{96 * count / most:.2f}",
-            class_="all",
-        )
-        for number, (name, count) in enumerate(zip(names, counts, strict=True))
-        if count
-    ]
-    line = element("rect", x=0, y=100, width=480, height=1, class_="axis")
-    mean = float(numbers.mean())
-    words = f"{title}: {len(numbers):,} from {_number(low)} to {_number(high)} {unit}, mean {_number(mean)}"
-    rows = [
-        element("tr", element("td", name), element("td", f"{count:,}", class_="number"))
-        for name, count in zip(names, counts, strict=True)
-        if count
-    ]
-    head = element("tr", element("th", unit, scope="col"), element("th", "count", scope="col", class_="number"))
+    bars, rows = [], []
+    for number, count in enumerate(counts):
+        if count:
+            name, height = _range(edges[number], edges[number + 1], whole), 96 * count / most
+            place = {"x": f"{width * number + 1:.2f}", "y": f"{100 - height:.2f}"}
+            size = {"width": f"{max(1.0, width - 2):.2f}", "height": f"{height:.2f}"}
+            bars.append(tag("rect.all", tag("title", f"{name} {unit}: {count:,}"), **place, **size))
+            rows.append(tag("tr", tag("td", name), tag("td.number", f"{count:,}")))
+    line = tag("rect.axis", x=0, y=100, width=480, height=1)
+    first, last, mean = (_number(value) for value in (low, high, float(numbers.mean())))
+    words = f"{title}: {len(numbers):,} from {first} to {last} {unit}, mean {mean}"
     scale = "logarithmic" if is_skewed else None
-    ends = element(
-        "div", element("span", _number(low)), element("span", scale), element("span", _number(high)), class_="ends"
-    )
-    return element(
-        "figure",
-        element(
-            "figcaption", element("strong", title), element("span", f"mean {_number(mean)} {unit}", class_="muted")
-        ),
-        element("svg", bars, line, viewBox="0 0 480 102", role="img", aria_label=words, class_="histogram"),
-        ends,
-        element(
-            "details",
-            element("summary", "as a table"),
-            element("table", element("thead", head), element("tbody", rows)),
-        ),
-        class_="chart",
+    return tag(
+        "figure.chart",
+        tag("figcaption", tag("strong", title), tag("span.muted", f"mean {mean} {unit}")),
+        tag("svg.histogram", bars, line, viewBox="0 0 480 102", role="img", aria_label=words),
+        tag("div.ends", tag("span", first), tag("span", scale), tag("span", last)),
+        details("as a table", table([unit, tag("th.number", "count", scope="col")], rows)),
     )
 
 

@@ -13,6 +13,7 @@ import wave
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -22,29 +23,6 @@ import torch
 from energon_lite.storage.read.range_stream import PartRange
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.part_decoder import MediaFile
-
-__all__ = [
-    "BROWSER_TYPES",
-    "HIDDEN",
-    "SOUND_RATE",
-    "Media",
-    "browser_type",
-    "fields_of",
-    "follow",
-    "is_film",
-    "is_sound",
-    "kind_of_type",
-    "made_media",
-    "part_bytes",
-    "part_size",
-    "pixels_of",
-    "png_of",
-    "sound_rate",
-    "stored_media",
-    "stream_of",
-    "wav_of",
-    "webm_of",
-]
 
 #: Content types that browsers show, by the extension that :func:`guess_extension` returns for the bytes.
 BROWSER_TYPES = {
@@ -78,11 +56,6 @@ def browser_type(head: bytes) -> str | None:
     content_type = BROWSER_TYPES.get(guess_extension(head) or "")
     # An Ogg file may be a video; its first page names the codec.
     return "video/ogg" if content_type == "audio/ogg" and b"theora" in head else content_type
-
-
-def kind_of_type(content_type: str | None) -> str | None:
-    """Return ``image``, ``audio`` or ``video``, the main type of a content type."""
-    return None if content_type is None else content_type.partition("/")[0]
 
 
 def pixels_of(value: Any) -> np.ndarray[Any, Any] | None:
@@ -194,18 +167,22 @@ class Media:
         return cls(content_type, len(data), lambda start, size: data[start : start + size])
 
 
-def stored_media(part: Any) -> Media | None:
-    """Return the media of a stored part; None if it is not sent to browsers."""
-    size = part_size(part)
-    if not size:
-        return None
-    content_type = browser_type(part_bytes(part, 0, HEAD_BYTES))
-    return None if content_type is None else Media(content_type, size, lambda start, n: part_bytes(part, start, n))
+def stored_media(value: Any) -> Media | None:
+    """Return the media of a stored part, or of the file of an unread decoder; None if they are not sent to browsers."""
+    if isinstance(value, MediaFile):
+        stream = value.stream
 
+        def read(start: int, size: int) -> bytes:
+            with _STREAMS:  # a browser requests several ranges at once
+                stream.seek(start)
+                return bytes(stream.read(size))
 
-def stream_of(value: Any) -> Any | None:
-    """Return the file of an unread audio or video decoder; None for other values."""
-    return value.stream if isinstance(value, MediaFile) else None
+        with _STREAMS:
+            size = stream.seek(0, 2)
+    else:
+        size, read = part_size(value) or 0, partial(part_bytes, value)
+    content_type = browser_type(read(0, HEAD_BYTES)) if size else None
+    return None if content_type is None else Media(content_type, size, read)
 
 
 def is_sound(name: str, value: Any) -> bool:
@@ -259,9 +236,7 @@ def made_media(value: Any, path: Sequence[str]) -> Media | None:
     wanted = path[-1] if path and path[-1] in ("film", "sound") else None
     path = path[:-1] if wanted else path
     item = follow(value, path)
-    if (stream := stream_of(item)) is not None:
-        return _of_stream(stream)
-    if isinstance(item, (bytes, bytearray)):
+    if isinstance(item, (MediaFile, bytes, bytearray)):
         return stored_media(item)
     if wanted is None:
         pixels = pixels_of(item)
@@ -269,30 +244,12 @@ def made_media(value: Any, path: Sequence[str]) -> Media | None:
     owner = follow(value, path[:-2]) if len(path) > 1 else None
     number = int(path[-1]) if path and path[-1].isdecimal() else 0
     if wanted == "sound":
-        beside = dict(_fields(follow(value, path[:-1]))) if path else {}
+        parent = follow(value, path[:-1]) if path else ()
+        beside = {} if isinstance(parent, (list, tuple, torch.Tensor)) else dict(fields_of(parent))
         rate = clip_rate(owner, number, "audio") or sound_rate(beside) or SOUND_RATE
         return Media.of("audio/wav", wav_of(item, round(rate)))
     film = webm_of(item, clip_rate(owner, number, "video") or _FRAME_RATE) if is_film(item) else None
     return None if film is None else Media.of("video/webm", film)
-
-
-def _of_stream(stream: Any) -> Media | None:
-    """Return the media of a decoder's file, of which only requested ranges are read."""
-
-    def read(start: int, size: int) -> bytes:
-        with _STREAMS:  # a browser requests several ranges at once
-            stream.seek(start)
-            return bytes(stream.read(size))
-
-    with _STREAMS:
-        size = stream.seek(0, 2)
-    content_type = browser_type(read(0, HEAD_BYTES))
-    return None if content_type is None else Media(content_type, size, read)
-
-
-def _fields(value: Any) -> Mapping[str, Any]:
-
-    return dict(fields_of(value)) if not isinstance(value, (list, tuple, torch.Tensor)) else {}
 
 
 def fields_of(value: Any, hidden: Container[str] = HIDDEN) -> Iterator[tuple[str, Any]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
-from energon_lite.extras.inspect.preview.element import Child, Markup, document, element, raw, url_path
+from energon_lite.extras.inspect.preview.element import Child, Markup, document, linked, raw, tag, url_path
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
-from energon_lite.extras.inspect.preview.steps import Place
-
-__all__ = ["Links", "error_page", "page", "policy"]
-
+from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 
 #: Prefix of a name in a URL, so that a name of dots is not a parent folder.
 NAME = "="
@@ -26,35 +24,24 @@ class Links:
     """
 
     def __init__(self, base: str | None = None):
-        self._base = base
+        self.base = base
 
-    def _to(self, *segments: object) -> str | None:
-        return None if self._base is None else self._base + url_path(*segments)
-
-    def overview(self) -> str | None:
-        """Return the address of the first page."""
-        return self._base
+    def to(self, *segments: object) -> str | None:
+        """Return the address of a page: ``bad``, ``find`` (the target of forms), or one with numbers, as below."""
+        return None if self.base is None else self.base + url_path(*segments)
 
     def place(self, place: Place, *, whole: bool = False) -> str | None:
         """Return the address of a step; with ``whole``, of all its samples."""
-        address = self._to("chunk", place.chunk, place.batch) if place.step is None else self._to("step", place.step)
+        address = self.to("chunk", place.chunk, place.batch) if place.step is None else self.to("step", place.step)
         return f"{address}?whole=1" if address and whole else address
 
     def sample(self, leaf: int, index: int, epoch: int) -> str | None:
         """Return the address of a single sample."""
-        return self._to("sample", leaf, index, epoch)
+        return self.to("sample", leaf, index, epoch)
 
     def leaf(self, leaf: int, first: int = 0) -> str | None:
         """Return the address of a data set's page, from its ``first`` sample on."""
-        return self._to("leaf", leaf, first)
-
-    def bad(self) -> str | None:
-        """Return the address of the page of bad samples."""
-        return self._to("bad")
-
-    def find(self) -> str | None:
-        """Return the target of the forms that find a step or a sample."""
-        return self._to("find")
+        return self.to("leaf", leaf, first)
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
         """Return the address of media in a sample, or in a batch; None if there are none.
@@ -63,7 +50,16 @@ class Links:
             owner: ``("sample", leaf, index, epoch, "stored" or "made")``, or ``("batch", place..., rank)``.
             path: names and numbers of the fields and entries that lead to it.
         """
-        return self._to("media", *owner, *(NAME + step for step in path))
+        return self.to("media", *owner, *(NAME + step for step in path))
+
+
+class View(NamedTuple):
+    """Sources of the contents of pages: the run, its samples and batches, and the addresses of links."""
+
+    run: ShownRun
+    makers: SampleMakers
+    finder: StepFinder
+    links: Links
 
 
 _KEYS = (
@@ -98,15 +94,13 @@ def _file(name: str) -> str:
 
 
 def page(
-    run: ShownRun,
-    links: Links,
+    view: View,
     nonce: str,
     title: str,
     *main: Child,
     place: Place | None = None,
     before: str | None = None,
     after: str | None = None,
-    in_file: bool = False,
 ) -> bytes:
     """Make a page.
 
@@ -116,93 +110,73 @@ def page(
         place: place in the run, if the page shows one.
         before, after: addresses of the previous and the next page.
     """
-    rule = (
-        element("meta", http_equiv="Content-Security-Policy", content=policy(nonce, in_file=True)) if in_file else None
-    )
-    head = element(
+    rule = icon = None
+    if view.links.base is None:
+        rule = tag("meta", http_equiv="Content-Security-Policy", content=policy(nonce, in_file=True))
+    else:
+        icon = tag("link", rel="icon", href=view.links.to("icon"))
+    head = tag(
         "head",
-        element("meta", charset="utf-8"),
+        tag("meta", charset="utf-8"),
         rule,
-        element("title", f"{title} · {run.title}"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        None if in_file else element("link", rel="icon", href=f"{links.overview()}icon"),
-        element("style", raw(_file("page.css")), nonce=nonce),
+        tag("title", f"{title} · {view.run.title}"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="referrer", content="no-referrer"),
+        icon,
+        tag("style", raw(_file("page.css")), nonce=nonce),
     )
-    body = element(
+    body = tag(
         "body",
-        element("a", "Skip to content", href="#content", class_="skip"),
-        _header(run, links, title, place),
-        element("main", main, id="content", tabindex=-1),
+        tag("a.skip", "Skip to content", href="#content"),
+        _header(view, place),
+        tag("main", main, id="content", tabindex=-1),
         _steps(before, after),
         _help(),
-        element("script", raw(_file("page.js")), nonce=nonce),
+        tag("script", raw(_file("page.js")), nonce=nonce),
     )
     return document(head, body)
 
 
-def error_page(run: ShownRun, links: Links, nonce: str, lines: list[str]) -> bytes:
-    """Make a page with an error and its fix."""
-    paragraphs = [element("p", line) for line in lines[1:]]
-    return page(run, links, nonce, "Not found", element("h1", lines[0]), paragraphs)
-
-
-def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Markup:
-    pairs = [("Overview", links.overview()), ("Bad samples", links.bad())]
-    items = [element("li", element("a", text, href=address)) for text, address in pairs if address is not None]
-    nav = element("nav", element("ul", items), aria_label="Pages") if items else None
-    forms: list[Child] = []
-    if (find := links.find()) is not None:
+def _header(view: View, place: Place | None) -> Markup:
+    nav, forms, links = None, list[Child](), view.links
+    if links.base is not None:
+        pairs = (("Overview", links.base), ("Bad samples", links.to("bad")))
+        items = [tag("li", tag("a", text, href=address)) for text, address in pairs]
+        nav = tag("nav", tag("ul", items), aria_label="Pages")
         unit = "step" if place is None or place.step is not None else "chunk"
-        number = element(
-            "input",
-            type="number",
-            name="number",
-            id="go-to",
-            min=0,
-            max=10**15,
-            required=True,
-            value=None if place is None else place.chunk if place.step is None else place.step,
-        )
-        go = [element("label", "Go to ", unit, for_="go-to"), number]
-        go += [element("input", type="hidden", name="what", value=unit), element("button", "Go", type="submit")]
-        forms.append(element("form", go, action=find, method="get", role="search", aria_label=f"Go to a {unit}"))
-        key = element("input", type="search", name="key", id="find-key", required=True, autocomplete="off")
-        ask = [element("label", "Find key", for_="find-key"), key, element("button", "Find", type="submit")]
-        forms.append(
-            element("form", ask, action=find, method="get", role="search", aria_label="Find a sample by its key")
-        )
-    name = element("a", run.title, href=links.overview()) if links.overview() else run.title
-    part = element("span", run.options.split_part, class_="badge")
-    return element("header", element("p", name, " ", part, class_="title"), nav, element("div", forms, class_="forms"))
+        value = None if place is None else place.chunk if place.step is None else place.step
+        limits = {"min": 0, "max": 10**15, "required": True, "value": value}
+        go = [
+            tag("label", "Go to ", unit, for_="go-to"),
+            tag("input", type="number", name="number", id="go-to", **limits),
+        ]
+        go += [tag("input", type="hidden", name="what", value=unit), tag("button", "Go", type="submit")]
+        key = tag("input", type="search", name="key", id="find-key", required=True, autocomplete="off")
+        ask = [tag("label", "Find key", for_="find-key"), key, tag("button", "Find", type="submit")]
+        forms = [
+            tag("form", fields, action=links.to("find"), method="get", role="search", aria_label=label)
+            for fields, label in ((go, f"Go to a {unit}"), (ask, "Find a sample by its key"))
+        ]
+    part = tag("span.badge", view.run.options.split_part)
+    return tag("header", tag("p.title", linked(view.run.title, links.base), " ", part), nav, tag("div.forms", forms))
 
 
 def _steps(before: str | None, after: str | None) -> Markup | None:
     if before is None and after is None:
         return None
     turns = ((before, "← Previous", "prev"), (after, "Next →", "next"))
-    ways = [
-        element("a", text, href=address, rel=rel) if address else element("span", text, class_="muted")
-        for address, text, rel in turns
-    ]
-    return element("nav", ways, class_="turn", aria_label="Previous and next")
+    ways = [tag("a", text, href=to, rel=rel) if to else tag("span.muted", text) for to, text, rel in turns]
+    return tag("nav.turn", ways, aria_label="Previous and next")
 
 
 def _help() -> Markup:
-    rows = [element("tr", element("td", element("kbd", keys)), element("td", what)) for keys, what in _KEYS]
-    off = element("label", element("input", type="checkbox", id="keys-on", checked=True), " single keys are shortcuts")
-    close = element("form", element("button", "Close", type="submit"), method="dialog")
-    heading = element("h2", "Keyboard", id="help-title")
-    dialog = element(
-        "dialog",
-        heading,
-        element("table", element("tbody", rows)),
-        element("p", off),
-        close,
-        id="help",
-        aria_labelledby="help-title",
-    )
-    button = element("button", "Keyboard", type="button", id="show-help", hidden=True)
-    status = element("p", "", id="said", class_="visually-hidden", role="status", aria_live="polite")
-    return element("footer", button, status, dialog)
+    rows = [tag("tr", tag("td", tag("kbd", keys)), tag("td", what)) for keys, what in _KEYS]
+    off = tag("label", tag("input", type="checkbox", id="keys-on", checked=True), " single keys are shortcuts")
+    close = tag("form", tag("button", "Close", type="submit"), method="dialog")
+    heading = tag("h2", "Keyboard", id="help-title")
+    keys = tag("table", tag("tbody", rows))
+    dialog = tag("dialog", heading, keys, tag("p", off), close, id="help", aria_labelledby="help-title")
+    button = tag("button", "Keyboard", type="button", id="show-help", hidden=True)
+    status = tag("p.visually-hidden", "", id="said", role="status", aria_live="polite")
+    return tag("footer", button, status, dialog)

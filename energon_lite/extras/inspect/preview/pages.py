@@ -7,90 +7,75 @@ from itertools import groupby
 from typing import Any
 
 from energon_lite.errors import counted
-from energon_lite.extras.inspect.preview.element import Child, Markup, dot, element, linked, share_bar
-from energon_lite.extras.inspect.preview.page_frame import Links
+from energon_lite.extras.inspect.preview.element import (
+    Child,
+    Markup,
+    details,
+    dot,
+    linked,
+    pairs_list,
+    share_bar,
+    table,
+    tag,
+)
+from energon_lite.extras.inspect.preview.page_frame import View
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
-from energon_lite.extras.inspect.preview.steps import SampleMakers, ShownSample
+from energon_lite.extras.inspect.preview.steps import ShownSample
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.metadataset_keys import LeafFacts
 
-__all__ = [
-    "LEAF_SAMPLES",
-    "bad_main",
-    "failure_view",
-    "leaf_label",
-    "leaf_main",
-    "overview_main",
-    "run_facts",
-    "sample_card",
-    "sample_columns",
-    "tree",
-]
 
-
-def leaf_label(run: ShownRun, links: Links, leaf: int) -> Markup:
+def leaf_label(view: View, leaf: int) -> Markup:
     """Draw the name of a data set, with its colour."""
-    return element("span", dot(leaf), linked(element("bdi", run.leaf_name(leaf)), links.leaf(leaf)), class_="leaf")
+    return tag("span.leaf", dot(leaf), linked(tag("bdi", view.run.leaf_name(leaf)), view.links.leaf(leaf)))
 
 
-def failure_view(failure: Failure, links: Links, *, named: bool = False) -> Markup:
+def failure_view(view: View, failure: Failure, *, named: bool = False) -> Markup:
     """Describe the failure of a sample, and the stage at which it was lost.
 
     Args:
         named: True to name the sample.
     """
-    what = "skipped" if failure.skipped and not failure.dropped else "dropped" if failure.dropped else "failed"
+    what = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
     who: Child = None
     if named:
-        address = None if failure.address is None else links.sample(*failure.address[:3])
-        who = [linked(element("bdi", failure.key, class_="key"), address), " "]
-    head = element("p", who, element("strong", what), " in ", element("code", failure.stage), ": ", failure.reason)
-    fix = element("p", failure.fix, class_="fix") if failure.fix else None
+        address = None if failure.address is None else view.links.sample(*failure.address[:3])
+        who = [linked(tag("bdi.key", failure.key), address), " "]
+    head = tag("p", who, tag("strong", what), " in ", tag("code", failure.stage), ": ", failure.reason)
+    fix = tag("p.fix", failure.fix) if failure.fix else None
     trace = None
     if failure.details:
-        summary = element("summary", "traceback")
-        trace = element("details", summary, element("pre", failure.details, tabindex=0, aria_label="Traceback"))
-    return element("div", head, fix, trace, class_="problem" if what == "failed" else "left-out")
+        trace = details("traceback", tag("pre", failure.details, tabindex=0, aria_label="Traceback"))
+    return tag("div.problem" if what == "failed" else "div.left-out", head, fix, trace)
 
 
-def sample_columns(shown: ShownSample, run: ShownRun, links: Links, amount: Amount) -> Markup:
+def sample_columns(view: View, shown: ShownSample, amount: Amount) -> Markup:
     """Draw the sample as stored, next to the result of the hooks."""
-    owner = ("sample", shown.leaf, shown.index, shown.epoch)
-    whole = links.sample(shown.leaf, shown.index, shown.epoch)
+    run, links, address = view.run, view.links, (shown.leaf, shown.index, shown.epoch)
 
-    def view(side: str, number: int | None = None) -> ValueView:
+    def drawn(side: str, *number: str) -> ValueView:
         def media(path: Sequence[str]) -> str | None:
-            return links.media((*owner, side), path if number is None else (str(number), *path))
+            return links.media(("sample", *address, side), (*number, *path))
 
-        return ValueView(f"sample {shown.key}", media, amount, run.decode, whole)
+        return ValueView(f"sample {shown.key}", media, amount, run.decode, links.sample(*address))
 
-    stored = view("stored").parts(shown.stored)
+    stored = drawn("stored").parts(shown.stored)
     if shown.unread:
-        stored = element("div", element("p", element("strong", "cannot be read"), ": ", shown.unread), class_="problem")
-    made: list[Child] = [failure_view(failure, links) for failure in shown.failures]
+        stored = tag("div.problem", tag("p", tag("strong", "cannot be read"), ": ", shown.unread))
+    made: list[Child] = [failure_view(view, failure) for failure in shown.failures]
     for number, value in enumerate(shown.made):
         if len(shown.made) > 1:
-            made.append(element("h4", f"{number + 1} of {len(shown.made)} results"))
-        kind = element("p", element("code", type(value).__name__), class_="muted kind")
-        made += [kind, view("made", number).fields(value)]
-    after = "As loaded" if run.encoder_name is None else ["After ", element("code", run.encoder_name)]
-    return element(
-        "div",
-        element("section", element("h3", "As stored"), stored, class_="side"),
-        element("section", element("h3", after), made, class_="side"),
-        class_="sides",
+            made.append(tag("h4", f"{number + 1} of {len(shown.made)} results"))
+        made += [tag("p.muted.kind", tag("code", type(value).__name__)), drawn("made", str(number)).fields(value)]
+    after = "As loaded" if run.encoder_name is None else ["After ", tag("code", run.encoder_name)]
+    return tag(
+        "div.sides", tag("section.side", tag("h3", "As stored"), stored), tag("section.side", tag("h3", after), made)
     )
 
 
 def sample_card(
-    shown: ShownSample,
-    run: ShownRun,
-    links: Links,
-    *,
-    amount: Amount | None = None,
-    planned: Sequence[int] = (),
-    note: Child = None,
+    view: View, shown: ShownSample, *, amount: Amount | None = None, planned: Sequence[int] = (), note: Child = None
 ) -> Markup:
     """Draw a sample as a card among others.
 
@@ -98,36 +83,21 @@ def sample_card(
         planned: start, length, and whether that is a part of the sample, for tokens with a plan.
         note: a further remark.
     """
-    key = element("bdi", shown.key or f"sample {shown.index}", class_="key")
+    address = view.links.sample(shown.leaf, shown.index, shown.epoch)
+    key = linked(tag("bdi.key", shown.key or f"sample {shown.index}"), address)
     facts = [f"number {shown.index:,}", f"epoch {shown.epoch:,}", shown.shard]
     if planned:
         start, length, cut = planned[:3]
-        facts.append(
-            f"{counted(length, 'token')} planned"
-            + (f", from {start:,} on" if cut and start else ", cut" if cut else "")
-        )
-    state = (
-        "bad"
-        if shown.unread or not all(failure.skipped for failure in shown.failures)
-        else "skipped"
-        if shown.failures
-        else None
-    )
-    return element(
-        "article",
-        element(
-            "header",
-            element("h2", linked(key, links.sample(shown.leaf, shown.index, shown.epoch))),
-            element(
-                "p",
-                leaf_label(run, links, shown.leaf),
-                [element("span", fact) for fact in facts if fact],
-                class_="facts",
-            ),
-            note,
-        ),
-        sample_columns(shown, run, links, amount or Amount()),
-        class_=f"card {state}" if state else "card",
+        part = f", from {start:,} on" if cut and start else ", cut" if cut else ""
+        facts.append(f"{counted(length, 'token')} planned{part}")
+    state = ".skipped" if shown.failures else ""
+    if shown.unread or not all(failure.skipped for failure in shown.failures):
+        state = ".bad"
+    about = tag("p.facts", leaf_label(view, shown.leaf), [tag("span", fact) for fact in facts if fact])
+    return tag(
+        f"article.card{state}",
+        tag("header", tag("h2", key), about, note),
+        sample_columns(view, shown, amount or Amount()),
         aria_label=f"Sample {shown.key}" + (", not usable" if state else ""),
     )
 
@@ -142,61 +112,45 @@ _PICTURES = 24
 
 def run_facts(run: ShownRun) -> Markup:
     """Summarize the run in a few lines."""
-    dataset, options = run.dataset, run.options
-    samples = sum(facts.samples for facts in run.facts)
-    plan: Any = dataset.plan
-    batches = (
-        plan.describe()
-        if hasattr(plan, "describe")
-        else f"hooks make batches of chunks of {counted(plan.chunk, 'sample')}"
-    )
-    ordered = "in order, once" if options.reads_once else "shuffled"
-    pairs: list[tuple[str, Child]] = [
-        ("Data", element("bdi", run.path)),
-        (
-            "Samples",
-            f"{samples:,} in {counted(len(run.facts), 'data set')}, {ordered}"
-            if len(run.facts) > 1
-            else f"{samples:,}, {ordered}",
-        ),
+    options, plan = run.options, run.dataset.plan
+    hooks_decide = not hasattr(plan, "describe")
+    batches = f"hooks make batches of chunks of {counted(plan.chunk, 'sample')}" if hooks_decide else plan.describe()
+    samples = f"{sum(facts.samples for facts in run.facts):,}"
+    samples += f" in {counted(len(run.facts), 'data set')}" if len(run.facts) > 1 else ""
+    pairs: list[tuple[Child, Child]] = [
+        ("Data", tag("bdi", run.path)),
+        ("Samples", f"{samples}, {'in order, once' if options.reads_once else 'shuffled'}"),
         ("Batches", f"{batches}, on {counted(options.ranks, 'rank')}; seed {options.seed}"),
-        ("Task encoder", element("code", run.encoder_name) if run.encoder_name else "none: samples as loaded"),
+        ("Task encoder", tag("code", run.encoder_name) if run.encoder_name else "none: samples as loaded"),
     ]
     if options.state is not None:
         pairs.append(("State", f"micro-batch {int(options.state.get('position', 0)):,} over all ranks comes next"))
-    rows = [element("div", element("dt", name), element("dd", value)) for name, value in pairs]
-    return element("dl", rows, class_="fields run")
+    return pairs_list("dl.fields.run", pairs)
 
 
-def overview_main(run: ShownRun, links: Links, makers: SampleMakers, first: str | None) -> list[Child]:
+def overview_main(view: View, first: str | None) -> list[Child]:
     """Make the contents of the first page."""
-    go = element("p", element("a", "Look at the batches →", href=first, rel="next", class_="button")) if first else None
-    return [element("h1", run.title), run_facts(run), go, tree(run, links, makers)]
+    go = tag("p", tag("a.button", "Look at the batches →", href=first, rel="next")) if first else None
+    return [tag("h1", view.run.title), run_facts(view.run), go, tree(view)]
 
 
-def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
+def tree(view: View) -> Markup:
     """Draw the tree of data sets, below the documents that name them, with shares and thumbnails."""
-    facts = run.facts
+    facts = view.run.facts
     by_repetitions, staged = facts[0].spec.repetitions is not None, bool(facts[0].stages)
-    columns = ["Data set", "Samples", "Share", *(["Repetitions"] if by_repetitions else [])]
-    columns += ["Changes"] if staged else []
-    pictures = {leaf: address for leaf in range(min(len(facts), _PICTURES)) if (address := _small(links, makers, leaf))}
-    columns += ["First picture"] if pictures else []
-    head = element("tr", [element("th", name, scope="col") for name in columns])
-    rows = [
-        _row(links, name, part, depth, number, staged, pictures)
-        for name, part, depth, number in _branches(run, [*enumerate(facts)], 0)
-    ]
+    small = [leaf for leaf in range(min(len(facts), _PICTURES)) if view.makers.small_picture(leaf)]
+    pictures = {leaf: address for leaf in small if (address := view.links.media(("leaf", leaf), ("small",)))}
+    further = {"Repetitions": by_repetitions, "Changes": staged, "First picture": bool(pictures)}
+    columns = ["Data set", "Samples", "Share", *(name for name, shown in further.items() if shown)]
+    rows = [_row(view, *branch, pictures) for branch in _branches(view.run, [*enumerate(facts)], 0)]
     many = None
-    if len(facts) >= _MANY and links.find() is not None:
-        field = element("input", type="search", id="filter", autocomplete="off", aria_controls="tree")
-        many = element(
-            "p", element("label", f"Filter {counted(len(facts), 'data set')} ", field), class_="filter", hidden=True
-        )
-    how = "in order" if run.options.reads_once else "by repetitions" if by_repetitions else "by weight"
-    caption = element("caption", f"Data sets, {how}" if len(facts) > 1 else "The data set", class_="visually-hidden")
-    table = element("table", caption, element("thead", head), element("tbody", rows), class_="tree", id="tree")
-    return element("section", element("h2", "Data"), many, element("div", table, class_="scroll"), aria_label="Data")
+    if len(facts) >= _MANY and view.links.base is not None:
+        field = tag("input", type="search", id="filter", autocomplete="off", aria_controls="tree")
+        many = tag("p.filter", tag("label", f"Filter {counted(len(facts), 'data set')} ", field), hidden=True)
+    how = "in order" if view.run.options.reads_once else "by repetitions" if by_repetitions else "by weight"
+    caption = tag("caption.visually-hidden", f"Data sets, {how}" if len(facts) > 1 else "The data set")
+    drawn = table(columns, rows, "table.tree", caption, id="tree")
+    return tag("section", tag("h2", "Data"), many, tag("div.scroll", drawn), aria_label="Data")
 
 
 def _branches(
@@ -215,103 +169,74 @@ def _branches(
         yield from _branches(run, part, depth + 1)
 
 
-def _small(links: Links, makers: SampleMakers, leaf: int) -> str | None:
-    return links.media(("leaf", leaf), ("small",)) if makers.small_picture(leaf) else None
-
-
 def _row(
-    links: Links,
-    name: str,
-    part: Sequence[LeafFacts],
-    depth: int,
-    number: int | None,
-    staged: bool,
-    pictures: Mapping[int, str],
+    view: View, name: str, part: Sequence[LeafFacts], depth: int, number: int | None, pictures: Mapping[int, str]
 ) -> Markup:
-    share, samples = sum(leaf.share for leaf in part), sum(leaf.samples for leaf in part)
-    label: Child = element("bdi", name)
+    share, stages, spec = sum(leaf.share for leaf in part), part[0].stages, part[0].spec
+    label: Child = tag("bdi", name)
     if number is not None:
-        label = [dot(number), linked(label, links.leaf(number))]
+        label = [dot(number), linked(label, view.links.leaf(number))]
     cells = [
-        element("th", label, scope="row", class_=f"d{min(depth, 6)}"),
-        element("td", f"{samples:,}", class_="number"),
-        element("td", share_bar(share, number), element("span", _percent(share), class_="number"), class_="shares"),
+        tag(f"th.d{min(depth, 6)}", label, scope="row"),
+        tag("td.number", f"{sum(leaf.samples for leaf in part):,}"),
+        tag("td.shares", share_bar(share, number), tag("span.number", _percent(share))),
     ]
-    if part[0].spec.repetitions is not None:
-        cells.append(element("td", f"{part[0].spec.repetitions:g}×" if number is not None else "", class_="number"))
-    if staged:
-        ends = [sum(leaf.stages[k][side] for leaf in part) for k in range(len(part[0].stages)) for side in (1, 2)]
-        cells.append(element("td", f"{_percent(ends[0])} → {_percent(ends[-1])}", class_="number"))
+    if spec.repetitions is not None:
+        cells.append(tag("td.number", f"{spec.repetitions:g}×" if number is not None else ""))
+    if stages:
+        first, last = (sum(leaf.stages[stage][side] for leaf in part) for stage, side in ((0, 1), (-1, 2)))
+        cells.append(tag("td.number", f"{_percent(first)} → {_percent(last)}"))
     if pictures:
         known = None if number is None else pictures.get(number)
-        words = f"first picture of {name}"
-        cells.append(element("td", known and element("img", src=known, alt=words, loading="lazy", class_="small")))
-    return element("tr", cells, class_="branch" if number is None else None)
+        cells.append(tag("td", known and tag("img.small", src=known, alt=f"first picture of {name}", loading="lazy")))
+    return tag("tr.branch" if number is None else "tr", cells)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g}%" if share else "0%"
 
 
-def leaf_main(run: ShownRun, links: Links, makers: SampleMakers, leaf: int, first: int) -> list[Child]:
+def leaf_main(view: View, leaf: int, first: int) -> list[Child]:
     """Make the contents of a data set's page: some of its samples in stored order."""
-    known, source = run.facts[leaf], run.leaves[leaf].source
-    stop = min(len(source), first + LEAF_SAMPLES)
-    loader: Any = run.leaves[leaf].loader
-    kind = getattr(getattr(loader, "sample_type", None), "__name__", "crude samples")
-    facts: list[tuple[str, Child]] = [
-        ("Path", [element("bdi", path) for path in known.spec.folders]),
-        ("Samples", f"{len(source):,}, {kind}"),
+    known, total = view.run.facts[leaf], len(view.run.leaves[leaf].source)
+    stop = min(total, first + LEAF_SAMPLES)
+    kind = getattr(getattr(view.run.leaves[leaf].loader, "sample_type", None), "__name__", "crude samples")
+    facts: list[tuple[Child, Child]] = [
+        ("Path", [tag("bdi", path) for path in known.spec.folders]),
+        ("Samples", f"{total:,}, {kind}"),
         ("Share", _percent(known.share)),
-        ("Labels", element("code", str(known.spec.subflavors)) if known.spec.subflavors else None),
+        ("Labels", tag("code", str(known.spec.subflavors)) if known.spec.subflavors else None),
         ("Named in", known.spec.origin or None),
     ]
-    rows = [element("div", element("dt", name), element("dd", value)) for name, value in facts if value is not None]
-    cards = [sample_card(makers.sample(leaf, n, 0), run, links, amount=Amount(600, 200, 4)) for n in range(first, stop)]
-    where = f"Samples {first:,} to {stop - 1:,} of {len(source):,}"
     return [
-        element("h1", element("bdi", run.leaf_name(leaf))),
-        element("dl", rows, class_="fields run"),
-        element("h2", where),
-        cards,
+        tag("h1", tag("bdi", view.run.leaf_name(leaf))),
+        pairs_list("dl.fields.run", facts),
+        tag("h2", f"Samples {first:,} to {stop - 1:,} of {total:,}"),
+        [sample_card(view, view.makers.sample(leaf, n, 0), amount=Amount(600, 200, 4)) for n in range(first, stop)],
     ]
 
 
-def bad_main(
-    run: ShownRun,
-    links: Links,
-    seen: Sequence[tuple[tuple[int, int, int], Failure]],
-    quarantine: Sequence[Mapping[str, Any]],
-    file: str | None,
-) -> list[Child]:
+def bad_main(view: View, quarantine: Sequence[Mapping[str, Any]], file: str | None) -> list[Child]:
     """Make the page of bad samples: those found while pages were made, and those of a quarantine file."""
-    met = [failure_view(failure.at(address), links, named=True) for address, failure in seen]
-    none = element("p", "No sample shown so far was lost.", class_="muted")
-    parts: list[Child] = [element("h1", "Bad samples"), element("h2", "Found on these pages"), met or none]
+    met = [
+        failure_view(view, failure.at(address), named=True)
+        for address, failures in view.makers.bad.items()
+        for failure in failures
+    ]
+    none = tag("p.muted", "No sample shown so far was lost.")
+    parts: list[Child] = [tag("h1", "Bad samples"), tag("h2", "Found on these pages"), met or none]
     if file is not None:
-        lines = [_line(record, run, links) for record in quarantine]
-        parts += [
-            element("h2", "In ", element("bdi", file)),
-            lines or element("p", "The file is empty.", class_="muted"),
-        ]
-    else:
-        say = "A run records all lost samples with get_savable_loader(..., quarantine=FILE); "
-        say += "energon-lite lint examines all samples."
-        parts.append(element("p", say, class_="muted"))
-    return parts
+        lines = [failure_view(view, _failure(line, view.run), named=True) for line in quarantine]
+        return [*parts, tag("h2", "In ", tag("bdi", file)), lines or tag("p.muted", "The file is empty.")]
+    say = "A run records all lost samples with get_savable_loader(..., quarantine=FILE); "
+    return [*parts, tag("p.muted", say + "energon-lite lint examines all samples.")]
 
 
-def _line(line: Mapping[str, Any], run: ShownRun, links: Links) -> Markup:
+def _failure(line: Mapping[str, Any], run: ShownRun) -> Failure:
+    """Return the failure that a line of a quarantine file describes."""
     key = line.get("restore_key")
     address = None
     if isinstance(key, list) and len(key) >= 4 and key[0] == "sample" and all(type(n) is int for n in key[1:4]):
         address = (key[1], key[2], key[3]) if run.dataset.has(key[1], key[2]) else None
-    failure = Failure(
-        str(line.get("leaf", "")),
-        str(line.get("key", "")),
-        str(line.get("stage", "")),
-        str(line.get("error", "")),
-        skipped=line.get("skipped") is True,
-        address=address,
-    )
-    return failure_view(failure, links, named=True)
+    leaf, key, stage, error = (str(line.get(name, "")) for name in ("leaf", "key", "stage", "error"))
+    return Failure(leaf, key, stage, error, skipped=line.get("skipped") is True, address=address)

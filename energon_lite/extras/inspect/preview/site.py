@@ -15,9 +15,9 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from energon_lite.errors import EnergonLiteError, UsageError, counted
-from energon_lite.extras.inspect.preview.element import Child, element
+from energon_lite.extras.inspect.preview.element import Child, tag
 from energon_lite.extras.inspect.preview.media import Media, made_media, part_size, png_of, stored_media
-from energon_lite.extras.inspect.preview.page_frame import NAME, Links, error_page, page
+from energon_lite.extras.inspect.preview.page_frame import NAME, Links, View, page
 from energon_lite.extras.inspect.preview.pages import (
     LEAF_SAMPLES,
     bad_main,
@@ -33,11 +33,7 @@ from energon_lite.extras.inspect.preview.step_page import step_main
 from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
 from energon_lite.extras.inspect.recorded_steps import json_lines
-from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage.files.atomic_file import write_bytes
-
-__all__ = ["Answer", "Site", "write_page"]
-
 
 _HTML = "text/html; charset=utf-8"
 #: Amount shown on a sample's own page.
@@ -104,6 +100,10 @@ class Site:
         """Addresses of pages and media."""
         return Links(self.base)
 
+    def view(self, links: Links | None = None) -> View:
+        """Return the sources of pages, with these links instead of those of the server."""
+        return View(self.run, self.makers, self.finder, links or self.links)
+
     def answer(self, segments: Sequence[str], query: str, nonce: str) -> Answer:
         """Return the response at an address.
 
@@ -116,8 +116,8 @@ class Site:
         asked = {name: values[-1] for name, values in parse_qs(query).items()}
         match segments:
             case []:
-                main = overview_main(self.run, self.links, self.makers, self.links.place(self.first))
-                return self._page(nonce, "Overview", main, after=self.links.place(self.first))
+                first = self.links.place(self.first)
+                return self._page(nonce, "Overview", overview_main(self.view(), first), after=first)
             case ["step", number]:
                 return self._place(self.finder.at_step(_number(number)), asked, nonce)
             case ["chunk", chunk, batch]:
@@ -128,8 +128,7 @@ class Site:
                 return self._leaf(_number(leaf), _number(first), nonce)
             case ["bad"]:
                 lines = [] if self.quarantine is None else _lines(self.quarantine)
-                main = bad_main(self.run, self.links, self._seen(), lines, self.quarantine)
-                return self._page(nonce, "Bad samples", main)
+                return self._page(nonce, "Bad samples", bad_main(self.view(), lines, self.quarantine))
             case ["find"]:
                 return self._find(asked, nonce)
             case ["icon"]:
@@ -139,50 +138,41 @@ class Site:
         return self.error(UsageError("there is no such page", fix="go to the overview"), nonce)
 
     def error(self, error: EnergonLiteError, nonce: str, status: HTTPStatus = HTTPStatus.NOT_FOUND) -> Answer:
-        """Make a page with an error."""
+        """Make a page with an error and its fix."""
         what = getattr(error, "what", str(error))
-        lines = [text for text in (what[:1].upper() + what[1:], error.where, error.fix) if text]
-        return Answer(status, error_page(self.run, self.links, nonce, lines), _HTML)
+        title, *lines = [text for text in (what[:1].upper() + what[1:], error.where, error.fix) if text]
+        main = tag("h1", title), [tag("p", line) for line in lines]
+        return Answer(status, page(self.view(), nonce, "Not found", *main), _HTML)
 
-    def _page(self, nonce: str, title: str, main: Any, **more: Any) -> Answer:
-        return Answer(HTTPStatus.OK, page(self.run, self.links, nonce, title, main, **more), _HTML)
+    def _page(self, nonce: str, title: str, main: list[Child], **more: Any) -> Answer:
+        return Answer(HTTPStatus.OK, page(self.view(), nonce, title, main, **more), _HTML)
 
     def _place(self, place: Place, asked: Mapping[str, str], nonce: str) -> Answer:
-        main = step_main(self.run, self.links, self.makers, self.finder, place, whole="whole" in asked)
-        before, after = self.finder.before(place), self.finder.after(place)
-        return self._page(
-            nonce,
-            str(place).capitalize(),
-            main,
-            place=place,
-            before=None if before is None else self.links.place(before),
-            after=None if after is None else self.links.place(after),
-        )
+        main = step_main(self.view(), place, whole="whole" in asked)
+        around = {"before": self.finder.before(place), "after": self.finder.after(place)}
+        turns = {name: None if there is None else self.links.place(there) for name, there in around.items()}
+        return self._page(nonce, str(place).capitalize(), main, place=place, **turns)
 
     def _sample(self, leaf: int, index: int, epoch: int, nonce: str) -> Answer:
         shown = self.makers.sample(leaf, index, epoch)
-        last = len(self.run.leaves[leaf].source) - 1
-        main = [
-            element("h1", "Sample ", element("bdi", shown.key, class_="key")),
-            sample_card(shown, self.run, self.links, amount=_WHOLE),
-        ]
+        heading = tag("h1", "Sample ", tag("bdi.key", shown.key))
+        is_last = index + 1 == len(self.run.leaves[leaf].source)
         return self._page(
             nonce,
             f"Sample {shown.key}",
-            main,
+            [heading, sample_card(self.view(), shown, amount=_WHOLE)],
             before=self.links.sample(leaf, index - 1, epoch) if index else None,
-            after=self.links.sample(leaf, index + 1, epoch) if index < last else None,
+            after=None if is_last else self.links.sample(leaf, index + 1, epoch),
         )
 
     def _leaf(self, leaf: int, first: int, nonce: str) -> Answer:
         if not self.run.dataset.has(leaf, first):
             raise UsageError(f"there is no sample {first:,} of data set {leaf}", fix="go to the overview")
-        main = leaf_main(self.run, self.links, self.makers, leaf, first)
         stop = first + LEAF_SAMPLES
         return self._page(
             nonce,
             self.run.leaf_name(leaf),
-            main,
+            leaf_main(self.view(), leaf, first),
             before=self.links.leaf(leaf, max(0, first - LEAF_SAMPLES)) if first else None,
             after=self.links.leaf(leaf, stop) if stop < len(self.run.leaves[leaf].source) else None,
         )
@@ -197,19 +187,12 @@ class Site:
         matches = self.run.find_key(key)
         if len(matches) == 1:
             return _moved(self.links.sample(*matches[0], 0))
-        rows = [
-            element(
-                "li",
-                leaf_label(self.run, self.links, leaf),
-                element("a", f"number {index:,}", href=self.links.sample(leaf, index, 0)),
-            )
-            for leaf, index in matches[:200]
-        ]
-        main = [
-            element("h1", f"{counted(len(matches), 'sample')} with the key ", element("bdi", key)),
-            element("ul", rows),
-        ]
-        return self._page(nonce, "Found", main)
+        rows = []
+        for leaf, index in matches[:200]:
+            link = tag("a", f"number {index:,}", href=self.links.sample(leaf, index, 0))
+            rows.append(tag("li", leaf_label(self.view(), leaf), link))
+        heading = tag("h1", f"{counted(len(matches), 'sample')} with the key ", tag("bdi", key))
+        return self._page(nonce, "Found", [heading, tag("ul", rows)])
 
     def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:
         """Return an image, audio or video in a sample or a batch; None if there are no such media.
@@ -229,11 +212,10 @@ class Site:
                     small = self.makers.small_picture(_number(leaf))
                     return Media.of("image/png", small) if small else None
                 case ["batch", first, second, rank], names:
-                    place = (
-                        Place(_number(first)) if self.finder.by_step else Place(None, _number(first), _number(second))
-                    )
-                    batches = self._batches(place)
-                    return made_media(batches[_number(rank) if self.finder.by_step else 0].batch, names)
+                    if self.finder.by_step:
+                        return made_media(self._batches(Place(_number(first)))[_number(rank)].batch, names)
+                    place = Place(None, _number(first), _number(second))
+                    return made_media(self._batches(place)[0].batch, names)
         except (LookupError, UsageError):
             pass
         return None
@@ -246,9 +228,6 @@ class Site:
             return Answer(HTTPStatus.NOT_FOUND, b"there are no such media\n")
         headers = {"Content-Disposition": "inline", "Cache-Control": "private, max-age=600"}
         return Answer(HTTPStatus.OK, b"", media.content_type, media, headers)
-
-    def _seen(self) -> list[tuple[tuple[int, int, int], Failure]]:
-        return [(address, failure) for address, failures in self.makers.bad.items() for failure in failures]
 
 
 @cache
@@ -337,14 +316,13 @@ def write_page(
         UsageError: a step or a sample does not exist.
     """
     links = FileLinks(site)
-    run, parts = site.run, list[Child]()
-    for number, index in samples:
-        parts.append(sample_card(site.makers.sample(number, index, 0), run, links, amount=Amount(200_000, None, 64)))
+    view, parts = site.view(links), list[Child]()
+    parts += [sample_card(view, site.makers.sample(number, index, 0), amount=_WHOLE) for number, index in samples]
     if leaf is not None:
-        parts += leaf_main(run, links, site.makers, leaf, 0)
+        parts += leaf_main(view, leaf, 0)
     if not samples and leaf is None:
         for place in places or (site.first,):
-            parts += step_main(run, links, site.makers, site.finder, place, whole=True)
-    main: list[Any] = [element("h1", run.title), run_facts(run), tree(run, links, site.makers), *parts]
-    write_bytes(path, page(run, links, secrets.token_urlsafe(16), "Preview", main, in_file=True))
+            parts += step_main(view, place, whole=True)
+    main: list[Child] = [tag("h1", site.run.title), run_facts(site.run), tree(view), *parts]
+    write_bytes(path, page(view, secrets.token_urlsafe(16), "Preview", main))
     return links.left_out

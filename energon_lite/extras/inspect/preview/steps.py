@@ -15,19 +15,18 @@ from typing import Any
 
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.errors import EnergonLiteError, UsageError, counted
-from energon_lite.extras.inspect.preview.media import browser_type, kind_of_type, part_bytes, part_size
+from energon_lite.extras.inspect.preview.media import browser_type, part_bytes, part_size
 from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
+from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.hook_errors import failure_of
-from energon_lite.loading.makers.outcomes import Address, Failure
+from energon_lite.loading.makers.outcomes import Address, Failure, Result
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
-
-__all__ = ["MicroBatch", "Place", "SampleMakers", "ShownSample", "StepFinder"]
 
 #: Number of cached samples: a page requests media one by one, each a part of its sample.
 _KEPT = 48
@@ -109,7 +108,7 @@ class SampleMakers:
             for part in self._reader(leaf).sample(0).parts.values():
                 size = part_size(part) or 0
                 data = part_bytes(part, 0, size) if 0 < size <= _LARGEST_FOR_SMALL else b""
-                if kind_of_type(browser_type(data)) == "image":
+                if (browser_type(data) or "").startswith("image/"):
                     picture, file = Image.open(io.BytesIO(data)), io.BytesIO()
                     picture.thumbnail((_SMALL_SIDE, _SMALL_SIDE))
                     picture.convert("RGBA").save(file, "png")
@@ -293,12 +292,9 @@ class StepFinder:
 
     def after(self, place: Place) -> Place | None:
         """Return the next place; None at the end of the run."""
-        if place.step is not None:
-            following = Place(place.step + 1)
-        elif place.batch + 1 < self.size(place):
+        if place.step is None and place.batch + 1 < self.size(place):
             return Place(None, place.chunk, place.batch + 1)
-        else:
-            following = Place(None, place.chunk + 1)
+        following = Place(None, place.chunk + 1) if place.step is None else Place(place.step + 1)
         try:
             self.check(following)
         except UsageError:
@@ -323,11 +319,9 @@ class StepFinder:
         Raises:
             UsageError: there is no such place.
         """
-        self.check(place)
-        if isinstance(self._dataset, PlannedDataset):
-            return [(rank, job.addresses) for rank, job in self._jobs(place)]
-        batches = self.chunk(place.chunk)[place.batch : place.batch + 1]
-        return [(batch.rank, batch.used) for batch in batches]
+        if self.hooks_decide:
+            return [(batch.rank, batch.used) for batch in self.make(place)]
+        return [(rank, job.addresses) for rank, job in self._jobs(place)]
 
     def make(self, place: Place) -> list[MicroBatch]:
         """Make the micro-batches of a place.
@@ -335,40 +329,35 @@ class StepFinder:
         Raises:
             UsageError: there is no such place.
         """
-        self.check(place)
-        if not isinstance(self._dataset, PlannedDataset):
+        if self.hooks_decide:
+            self.check(place)
             return [*self.chunk(place.chunk)[place.batch : place.batch + 1]]
         return [self._run_job(rank, job) for rank, job in self._jobs(place)]
 
     def _jobs(self, place: Place) -> list[tuple[int | None, Job]]:
+        self.check(place)
         dataset = self._dataset
         assert isinstance(dataset, PlannedDataset)
         if place.step is None:
-            if place.batch >= self.size(place):
-                raise UsageError(
-                    f"there is no {place}", fix=f"the chunk has {counted(self.size(place), 'micro-batch')}"
-                )
+            size = self.size(place)
+            if place.batch >= size:
+                raise UsageError(f"there is no {place}", fix=f"the chunk has {counted(size, 'micro-batch')}")
             return [(None, job) for job in dataset.jobs(0, [(place.chunk, place.batch)])]
-        start = place.step * dataset.worker_config.world_size
-        at, moved = dataset.plan.ahead(0, dataset.plan.start, start)
+        ranks = range(self._run.options.ranks)
+        at, moved = dataset.plan.ahead(0, dataset.plan.start, place.step * len(ranks))
         cursor = PlanCursor(at, pass_number=0, position=moved)
-        ranks = range(dataset.worker_config.world_size)
         return [*zip(ranks, dataset.jobs(0, [dataset.place(cursor, rank) for rank in ranks]), strict=True)]
 
     def _run_job(self, rank: int | None, job: Job) -> MicroBatch:
-        runner = self._makers.runner
+        runner, planned = self._makers.runner, [*job.addresses]
         assert isinstance(runner, BatchRunner)
-        planned = [*job.addresses]
         with self._run.lock:
             try:
                 result = runner.run(job)
             except Exception as error:  # a run would end here; the page says so
-                return MicroBatch(
-                    rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
-                )
-        used = (result.trace or {}).get("addresses", planned)
-        lost = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
-        return MicroBatch(rank, planned, used, result.batch, lost)
+                lost = failure_of(error, "batch", "*", counted(len(planned), "sample"))
+                return MicroBatch(rank, planned, failures=[lost])
+        return MicroBatch(rank, planned, _used(result, planned), result.batch, _lost(result))
 
     def chunk(self, number: int) -> Sequence[MicroBatch]:
         """Make the first micro-batches of a chunk by the hooks."""
@@ -380,8 +369,7 @@ class StepFinder:
             made: list[MicroBatch] = []
             try:
                 for result in runner.batches(dataset.job(0, number)):
-                    used = (result.trace or {}).get("addresses", ())
-                    lost = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
+                    lost, used = _lost(result), _used(result, ())
                     if result.is_batch:
                         made.append(MicroBatch(None, used, used, result.batch, lost))
                     elif lost:  # after the last batch
@@ -392,3 +380,12 @@ class StepFinder:
                 made.append(MicroBatch(None, (), failures=[failure_of(error, "chunk", "*", f"chunk {number}")]))
             self._made = number, made
             return made
+
+
+def _used(result: Result | Made, planned: Sequence[Address]) -> Sequence[Address]:
+    addresses: Sequence[Address] = (result.trace or {}).get("addresses", planned)
+    return addresses
+
+
+def _lost(result: Result | Made) -> list[Failure]:
+    return [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]

@@ -11,24 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite.extras.inspect.preview.element import Child, Markup, element
+from energon_lite.extras.inspect.preview.element import Child, Markup, tag
 from energon_lite.extras.inspect.preview.media import (
     fields_of,
     is_film,
     is_sound,
-    made_media,
     part_bytes,
     part_size,
     pixels_of,
     sound_rate,
     stored_media,
-    stream_of,
 )
 from energon_lite.extras.inspect.preview.shown_run import Decode
 from energon_lite.extras.inspect.preview.token_text import TokenRow, find_tokens, token_figure
 from energon_lite.storage.samples.decoding import SampleDecoder
-
-__all__ = ["Amount", "ValueView", "short_text", "tensor_words"]
+from energon_lite.storage.samples.part_decoder import MediaFile
 
 #: The deepest level of nested values that is drawn.
 _DEEPEST = 5
@@ -102,7 +99,7 @@ class ValueView:
         if name == names[0]:
             label = f"{', '.join(names)} of {self.name}"
             drawn = token_figure(row, label, self.decode, self.amount.tokens, self.more)
-            yield _field([element("span", other) for other in names], drawn)
+            yield _field([tag("span", other) for other in names], drawn)
 
     def value(
         self, name: str, value: Any, path: tuple[str, ...], depth: int = 0, beside: Mapping[str, Any] | None = None
@@ -116,68 +113,66 @@ class ValueView:
             beside: all fields of the object that contains it.
         """
         if value is None or isinstance(value, (bool, int, float)):
-            return element("code", str(value))
+            return tag("code", str(value))
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, (bytes, bytearray)):
-            return self._as_stored(made_media({"it": value}, ["it"]), name, path) or _bytes_words(bytes(value))
-        if stream_of(value) is not None:
-            return self._as_stored(_media_of(value), name, path) or element("code", short_text(repr(value)))
+            return self._as_stored(stored_media(value), name, path) or _bytes_words(bytes(value))
+        if isinstance(value, MediaFile):
+            return self._as_stored(_media_of(value), name, path) or tag("code", short_text(repr(value)))
         if (pixels := pixels_of(value)) is not None:
             return self._picture(name, pixels.shape, value, path)
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._array(name, value, path, beside or {})
         if depth >= _DEEPEST:
-            return element("code", short_text(repr(value)))
+            return tag("code", short_text(repr(value)))
         if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
             return self._entries(dict(fields_of(value)), path, depth + 1)
         if isinstance(value, (list, tuple)):
             return self._list(name, value, path, depth)
-        return element("code", short_text(repr(value)))
+        return tag("code", short_text(repr(value)))
 
     def text(self, text: str, kind: str = "text") -> Markup:
         """Draw a text up to the limit."""
         most = self.amount.text
         if len(text) <= most:
-            return element("div", text, class_=kind, dir="auto")
+            return tag("div", text, class_=kind, dir="auto")
         rest: Child = f" … {len(text):,} characters"
         if self.more:
-            rest = [" … ", element("a", f"show all {len(text):,} characters", href=self.more)]
-        return element("div", text[:most], element("span", rest, class_="muted"), class_=kind, dir="auto")
+            rest = [" … ", tag("a", f"show all {len(text):,} characters", href=self.more)]
+        return tag("div", text[:most], tag("span.muted", rest), class_=kind, dir="auto")
 
     def _list(self, name: str, value: Sequence[Any], path: tuple[str, ...], depth: int) -> Markup:
         if not value:
-            return element("span", "empty", class_="muted")
+            return tag("span.muted", "empty")
         if _is_plain(value) and not all(isinstance(item, str) for item in value):
-            return element("code", short_text(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
-        if all(isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in value):
-            return self._chat(value)
-        most = self.amount.items
-        items = [self.value(name, item, (*path, str(number)), depth + 1) for number, item in enumerate(value[:most])]
-        rest = element("li", f"and {len(value) - most:,} more", class_="muted") if len(value) > most else None
-        return element("ol", [element("li", item) for item in items], rest, class_="items", start=0)
-
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> Markup:
-        most = max(8, self.amount.items)
-        rows = [
-            element("li", element("span", str(message.get("role", "")), class_="role"), self.text(message["content"]))
-            for message in messages[:most]
+            return tag("code", short_text(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
+        most, is_chat = self.amount.items, all(map(_is_message, value))
+        most = max(8, most) if is_chat else most
+        items: list[Child] = [
+            [tag("span.role", str(item.get("role", ""))), self.text(item["content"])]
+            if is_chat
+            else self.value(name, item, (*path, str(number)), depth + 1)
+            for number, item in enumerate(value[:most])
         ]
-        rest = element("li", f"and {len(messages) - most:,} more", class_="muted") if len(messages) > most else None
-        return element("ol", rows, rest, class_="chat")
+        rest = tag("li.muted", f"and {len(value) - most:,} more") if len(value) > most else None
+        rows = [tag("li", item) for item in items]
+        return tag("ol.chat", rows, rest) if is_chat else tag("ol.items", rows, rest, start=0)
 
     def _array(self, name: str, value: Any, path: tuple[str, ...], beside: Mapping[str, Any]) -> Markup:
-        words = element("code", tensor_words(value))
+        words = tag("code", tensor_words(value))
         if is_film(value):
             return self._film(name, value, path)
         if is_sound(name, value) or (len(path) > 1 and is_sound(path[-2], value)):
             rate = sound_rate(beside)
             known = None if rate or (len(path) > 1 and "clips" in path[-2]) else "played at 16 kHz: its rate is unknown"
-            return element("figure", self._audio(name, (*path, "sound")), element("figcaption", words, known))
+            address = self.media((*path, "sound"))
+            player = _player("audio", address, f"{name} of {self.name}") if address else tag("span.muted", "a sound")
+            return tag("figure", player, tag("figcaption", words, known))
         if value.ndim == 4 and pixels_of(value[0] if len(value) else value) is not None:
             most = self.amount.items
             pictures = [self._picture(name, None, value[n], (*path, str(n))) for n in range(min(most, len(value)))]
-            return element("figure", element("div", pictures, class_="sheet"), element("figcaption", words))
+            return tag("figure", tag("div.sheet", pictures), tag("figcaption", words))
         return words
 
     # -- images, audio, video ----------------------------------------------------------------------------------------
@@ -186,9 +181,9 @@ class ValueView:
         address = self.media(path)
         words = tensor_words(value) if not hasattr(value, "getbands") else f"image {value.size[0]}×{value.size[1]}"
         if address is None:
-            return element("code", words)
+            return tag("code", words)
         picture = _player("image", address, f"{name} of {self.name}, {words}")
-        return element("figure", picture, None if shape is None else element("figcaption", words), class_="picture")
+        return tag("figure.picture", picture, None if shape is None else tag("figcaption", words))
 
     def _film(self, name: str, value: torch.Tensor, path: tuple[str, ...]) -> Markup:
         most = min(len(value), self.amount.items)
@@ -201,14 +196,8 @@ class ValueView:
         address = self.media((*path, "film"))
         label = f"{name} of {self.name}, {tensor_words(value)}"
         player = _player("video", address, label) if address else None
-        caption = element("figcaption", element("code", tensor_words(value)), f" {len(frames)} of {len(value)} frames")
-        return element("figure", player, element("div", frames, class_="sheet"), caption, class_="film")
-
-    def _audio(self, name: str, path: Sequence[str]) -> Markup:
-        address = self.media(path)
-        if address is None:
-            return element("span", "a sound", class_="muted")
-        return _player("audio", address, f"{name} of {self.name}")
+        caption = tag("figcaption", tag("code", tensor_words(value)), f" {len(frames)} of {len(value)} frames")
+        return tag("figure.film", player, tag("div.sheet", frames), caption)
 
     def _as_stored(self, media: Any, name: str, path: tuple[str, ...]) -> Markup | None:
         """Draw an image, audio or video that a browser gets as stored; None for other media."""
@@ -217,9 +206,9 @@ class ValueView:
         address, kind = self.media(path), media.content_type.partition("/")[0]
         words = f"{media.content_type}, {_size(media.size)}"
         if address is None:
-            return element("span", words, class_="muted")
+            return tag("span.muted", words)
         shown = _player(kind, address, f"{name} of {self.name}", preload="metadata")
-        return element("figure", shown, element("figcaption", words), class_="picture" if kind == "image" else kind)
+        return tag("figure", shown, tag("figcaption", words), class_="picture" if kind == "image" else kind)
 
     # -- stored parts ---------------------------------------------------------------------------------------------
 
@@ -234,14 +223,12 @@ class ValueView:
             elif size is None:
                 rows.append(_field(name, self.value(name, part, (name,))))
             else:
-                rows.append(
-                    _field([name, " ", element("small", _size(size), class_="muted")], self._part(name, part, size))
-                )
+                rows.append(_field([name, " ", tag("small.muted", _size(size))], self._part(name, part, size)))
         return _field_list(rows, "no parts")
 
     def _part(self, name: str, part: Any, size: int) -> Markup:
         if not size:
-            return element("span", "empty", class_="muted")
+            return tag("span.muted", "empty")
         player = self._as_stored(stored_media(part), name, (name,))
         if player is not None:
             return player
@@ -251,8 +238,8 @@ class ValueView:
                 decoded = SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
             except Exception as error:
                 what = getattr(error, "what", str(error))
-                return element("p", short_text(f"{type(error).__name__}: {what}"), class_="problem")
-            return element("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
+                return tag("p.problem", short_text(f"{type(error).__name__}: {what}"))
+            return tag("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
         # More bytes than characters: formatting may add white space to JSON.
         head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
         text = _as_text(head, extension in _TEXTS, is_whole=len(head) == size)
@@ -262,28 +249,32 @@ class ValueView:
 
     def _decoded(self, value: Any) -> Markup:
         plain = {k: tensor_words(v) if hasattr(v, "shape") else v for k, v in dict(fields_of(value)).items()}
-        return element("code", short_text(repr(plain), 800))
+        return tag("code", short_text(repr(plain), 800))
 
 
 def _field(name: Child, drawn: Markup) -> Markup:
     """Draw the name of a field, and its value next to it, or below it if that is wide."""
     is_wide = drawn.startswith(("<figure", "<div", "<dl", "<ol"))
-    return element("div", element("dt", name), element("dd", drawn), class_="wide" if is_wide else None)
+    return tag("div", tag("dt", name), tag("dd", drawn), class_="wide" if is_wide else None)
 
 
 def _field_list(rows: Sequence[Markup], none: str) -> Markup:
-    return element("dl", rows, class_="fields") if rows else element("p", none, class_="muted")
+    return tag("dl.fields", rows) if rows else tag("p.muted", none)
 
 
 def _player(kind: str, address: str, label: str, preload: str = "none") -> Markup:
     """Draw media of a kind: ``image``, ``audio`` or ``video``."""
     if kind == "image":
-        return element("img", src=address, alt=label, loading="lazy", decoding="async")
-    return element(kind, src=address, controls=True, preload=preload, aria_label=label)
+        return tag("img", src=address, alt=label, loading="lazy", decoding="async")
+    return tag(kind, src=address, controls=True, preload=preload, aria_label=label)
 
 
 def _says_anything(labels: Any) -> bool:
     return any(labels) if isinstance(labels, (list, tuple)) else bool(labels)
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, Mapping) and isinstance(item.get("content"), str)
 
 
 def _is_plain(value: Any) -> bool:
@@ -296,7 +287,7 @@ def _is_plain(value: Any) -> bool:
 
 def _media_of(value: Any) -> Any:
     try:
-        return made_media({"it": value}, ["it"])
+        return stored_media(value)
     except Exception:  # a stream that cannot be read is shown as a value
         return None
 
@@ -331,7 +322,7 @@ def _pretty(text: str) -> str:
 
 def _bytes_words(data: bytes, size: int | None = None) -> Markup:
     size = len(data) if size is None else size
-    return element("code", f"{size:,} bytes: {data[:32].hex(' ')}" + (" …" if size > 32 else ""))
+    return tag("code", f"{size:,} bytes: {data[:32].hex(' ')}" + (" …" if size > 32 else ""))
 
 
 def tensor_words(value: Any) -> str:

@@ -12,22 +12,6 @@ import torch
 
 from energon_lite.errors import UsageError
 
-__all__ = [
-    "CenterCropMapper",
-    "CustomTransform",
-    "Matrix",
-    "RandomCropMapper",
-    "RandomHorizontalFlipMapper",
-    "RandomPerspectiveMapper",
-    "RandomResizedCropMapper",
-    "RandomRotationMapper",
-    "RandomVerticalFlipMapper",
-    "ResizeMapper",
-    "Size",
-    "TransformMapper",
-]
-
-
 # Points are columns ``(x, y, 1)``; x goes right and y goes down; pixel ``(column, row)`` is the square from ``(column,
 # row)`` to ``(column + 1, row + 1)``. Sizes are arrays ``(height, width)`` of int64.
 

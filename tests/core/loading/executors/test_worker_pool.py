@@ -64,6 +64,27 @@ def test_batches_are_ready_as_far_ahead_as_was_asked_for(leaf_of: Any, factor: i
         assert loader.stats()["queue"]["pending"] <= 2
 
 
+class SometimesLong(Sized):
+    """Some batches take as long as many others."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        time.sleep(0.3 if self.current_batch_index % 10 == 9 else 0)
+        return batch
+
+
+def test_while_a_long_job_is_waited_for_others_do_more_ahead(leaf_of: Any) -> None:
+    size = 300_000
+    with _loader(leaf_of(50), 2, SometimesLong(size), max_bytes_in_flight=40 * size) as loader:
+        batches = iter(loader)
+        for _ in range(25):
+            next(batches)
+        queue = loader.stats()["queue"]
+        assert queue["ready"] + queue["pending"] >= 8  # not four
+        for _ in range(40):
+            next(batches)
+            assert loader.stats()["queue"]["bytes_in_flight"] <= 40 * size
+
+
 def test_no_further_than_memory_allows(leaf_of: Any) -> None:
     size = 1 << 20
     with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=20, max_bytes_in_flight=8 * size) as loader:

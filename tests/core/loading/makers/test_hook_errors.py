@@ -77,24 +77,6 @@ def test_a_hook_that_always_fails_shows_where(leaf_of: Any, kind: str, workers: 
     assert "pipeline.py" not in text and text.index("in encode_sample\n") < text.index("in _captions\n")
 
 
-class FailsOnce(Base):
-    def encode_sample(self, sample: Any) -> Any:
-        if sample.text.endswith("7"):
-            raise ValueError("no sevens")
-        return {"text": sample.text}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_first_failure_shows_where(leaf_of: Any, kind: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    with _loader(leaf_of(300), FailsOnce(), workers, **KINDS[kind]) as loader:
-        take(loader, 60)
-        assert loader.stats()["failed"] > 1
-    place = f'{__file__}", line {_line_of(FailsOnce.encode_sample, "raise")}, in encode_sample'
-    assert caplog.text.count(place) == 1 and "pipeline.py" not in caplog.text
-
-
 class Stops(Base):
     def encode_sample(self, sample: Any) -> Any:
         try:
@@ -128,16 +110,6 @@ class Forgets(Base):
         {"text": sample.text}  # noqa: B018
 
 
-class ForgetsToBatch(Base):
-    def batch(self, samples: list[Any]) -> Any:
-        pass
-
-
-class ForgetsToSelect(Base):
-    def select_samples_to_pack(self, samples: list[Any]) -> Any:
-        pass
-
-
 class YieldsNothing(Base):
     def preencode_sample(self, sample: Any) -> Iterator[Any]:
         yield
@@ -155,12 +127,7 @@ class Cooks(Base):
 @pytest.mark.parametrize(
     "encoder, kind, function, what",
     [
-        (Forgets(), "planned", Forgets.encode_sample, "encode_sample returned None"),
-        (Forgets(), "lanes", Forgets.encode_sample, "encode_sample returned None"),
         (Forgets(), "tokens", Forgets.encode_sample, "encode_sample returned None"),
-        (ForgetsToBatch(), "planned", ForgetsToBatch.batch, "batch returned None"),
-        (ForgetsToBatch(), "lanes", ForgetsToBatch.batch, "batch returned None"),
-        (ForgetsToSelect(), "lanes", ForgetsToSelect.select_samples_to_pack, "select_samples_to_pack returned None"),
         (YieldsNothing(), "lanes", YieldsNothing.preencode_sample, "preencode_sample yielded None"),
         (Cooks(), "planned", _cooks_nothing, "_cooks_nothing returned None, in cook_crude_sample"),
     ],
@@ -331,18 +298,6 @@ def test_calls_of_a_batch_hook_count_not_its_samples(leaf_of: Any) -> None:
 def test_in_training_replacements_count(leaf_of: Any, workers: int) -> None:
     made, error = _run(_loader(leaf_of(60), _tolerant(7, range(60)), workers, batch_size=2), 9)
     assert made == 0 and "encode_sample failed 7 times in a row" in str(error)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_hook_that_always_fails_ends_the_run_soon(leaf_of: Any, workers: int) -> None:
-    class Batches(Base):
-        def batch(self, samples: list[Any]) -> Any:
-            return samples[0].captoin
-
-    arguments = {"batch_size": 4, "packing_buffer_size": 4, "chunk_size": 300}
-    _, error = _run(_loader(leaf_of(300), Batches(), workers, **arguments), 9)
-    assert "100 samples in a row" in str(error) and "in batch: AttributeError" in str(error)
-    assert f'{__file__}", line' in str(error)
 
 
 def test_energons_default_tolerance_is_taken(leaf_of: Any) -> None:

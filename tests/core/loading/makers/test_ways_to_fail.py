@@ -154,26 +154,16 @@ def test_what_no_hook_may_return_is_named(leaf_of: Any, hook: str, way: str) -> 
     assert __file__ in str(error) and "fix:" in str(error) and len(_own_frames(_shown(error))) == 1
 
 
-@pytest.mark.parametrize("method", ["main", "fork", "thread"])
+@pytest.mark.parametrize(
+    "method", ["main", "fork", "thread", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
+)
 def test_whoever_runs_a_hook_its_failure_is_shown_alike(leaf_of: Any, told: list[str], method: str) -> None:
-    class Fails(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            return _raises(sample) if sample.text.endswith("3") else sample
-
-    with _loader(leaf_of(300), Fails(), method) as loader:
+    with _loader(leaf_of(300), Misspells(), method) as loader:
         take(loader, 60)
         assert loader.stats()["failed"] > 1
     assert len(told) == 1 and "encode_sample failed for a-" in told[0] and "of a-300[train]" in told[0]
     assert f'{__file__}", line {inspect.getsourcelines(_raises)[1] + 1}, in _raises' in told[0]
     assert not _own_frames(told[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_the_same_of_workers_that_begin_anew(leaf_of: Any, told: list[str], method: str) -> None:
-    with _loader(leaf_of(300), Misspells(), method) as loader:
-        take(loader, 30)
-    assert len(told) == 1 and f'{__file__}", line' in told[0] and not _own_frames(told[0])
 
 
 class Misspells(TaskEncoder):

@@ -17,7 +17,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.extras.inspect.linting.checks import examine_shard
 from energon_lite.extras.inspect.linting.run import lint, spans_of
 from energon_lite.extras.inspect.linting.work import Span, Target
-from energon_lite.storage.prepare.prepare import index_again
+from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
 from tests.conftest import write_dataset
 from tests.testing import damaged, examples
 
@@ -36,7 +36,7 @@ class Whole:
 def whole() -> Whole:
     with tempfile.TemporaryDirectory() as folder:
         path = write_dataset(Path(folder) / "set", {"a.tar": SAMPLES})
-        index_again(str(path), sqlite=False)
+        index_again(str(path), PrepareOptions(sqlite=False))
         files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     return Whole(files.pop("a.tar"), files)
 

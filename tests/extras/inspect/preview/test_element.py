@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.extras.inspect.preview.element import document, element, joined, raw, url_path
+from energon_lite.extras.inspect.preview.element import document, raw, tag, url_path
 from tests.testing import examples
 
 
@@ -32,20 +32,20 @@ TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn")), max_size
 @settings(max_examples=examples(60))
 @given(TEXTS, TEXTS)
 def test_whatever_the_text_there_is_one_element(text: str, attribute: str) -> None:
-    seen = Seen(element("p", text, element("b"), title=attribute))
+    seen = Seen(tag("p", text, tag("b"), title=attribute))
     assert seen.tags == [("p", {"title": attribute}), ("b", {})]
     assert seen.text == text
 
 
 def test_what_is_no_text_of_a_page_is_replaced() -> None:
-    assert element("p", "a\0b\x1b\ud800") == "<p>a\ufffdb\ufffd\ufffd</p>"
-    assert b"<p>" in document(element("p", "\udcff"))
+    assert tag("p", "a\0b\x1b\ud800") == "<p>a\ufffdb\ufffd\ufffd</p>"
+    assert b"<p>" in document(tag("p", "\udcff"))
 
 
 def test_children_and_attributes() -> None:
-    made = element("ul", [element("li", 1), None, [element("li", "x")]], hidden=True, class_="a", data_x=None)
+    made = tag("ul", [tag("li", 1), None, [tag("li", "x")]], hidden=True, class_="a", data_x=None)
     assert made == '<ul hidden class="a"><li>1</li><li>x</li></ul>'
-    assert element("img", src="a") == '<img src="a">' and joined("<", raw("<b>")) == "&lt;<b>"
+    assert tag("img", src="a") == '<img src="a">' and tag("p", "<", raw("<b>")) == "<p>&lt;<b></p>"
 
 
 def test_segments_lead_nowhere_else() -> None:

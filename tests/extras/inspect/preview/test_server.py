@@ -195,7 +195,7 @@ class TestPages:
         def broken(*_: object) -> None:
             raise RuntimeError("<b>inside</b>")
 
-        monkeypatch.setattr(server.site, "_seen", broken)
+        monkeypatch.setattr("energon_lite.extras.inspect.preview.site.bad_main", broken)
         answer = ask(server, "bad")
         assert answer.status == 500 and "&lt;b&gt;inside" in answer.text
         assert ask(server, "").status == 200
