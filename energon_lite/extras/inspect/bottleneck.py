@@ -127,7 +127,10 @@ def _costs(stretch: Stretch, setup: LoaderSetup) -> dict[str, float]:
 def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
     more = _more_workers(stretch, setup)
     if limit == "transport":
-        return _transport_advice(setup)
+        smaller = "smaller batches, or smaller types in them (bytes for pixels)"
+        if not setup.workers:
+            return f"num_workers: 0 -> 1, which makes batches while the trainer computes, or {smaller}"
+        return f"{smaller}, or start_method='thread', which shares memory" if setup.has_processes else smaller
     if limit == "storage":
         choices = [more]
         if setup.reads_ahead:
@@ -147,15 +150,6 @@ def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
         return more
     cheaper = "`image_size`, fewer parts" if limit == "decoding" else "`energon-lite trace` names the slow samples"
     return f"less work ({cheaper}), or more cores: all {setup.cores} are busy"
-
-
-def _transport_advice(setup: LoaderSetup) -> str:
-    smaller = "smaller batches, or smaller types in them (bytes for pixels)"
-    if not setup.workers:
-        return f"num_workers: 0 -> 1, which makes batches while the trainer computes, or {smaller}"
-    if setup.has_processes:
-        return f"{smaller}, or start_method='thread', which shares memory"
-    return smaller
 
 
 def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:

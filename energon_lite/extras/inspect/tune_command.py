@@ -97,15 +97,14 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
             local_path(path), task_encoder=encoder, worker_config=config, reading=reading, **options
         )
 
-    if not as_json:
-        free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
-        click.echo(f"{path}: {counted(cores, 'core')} and {free} for a rank")
-
-    def tell(speed: Speed) -> None:
+    def tell(text: object) -> None:
         if not as_json:
-            click.echo("  " + _line(speed))
+            click.echo(text)
 
-    tuning = tune(LoaderSpeed(make, bounds.seconds / _TRIES / 2), bounds, tell=tell)
+    free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
+    tell(f"{path}: {counted(cores, 'core')} and {free} for a rank")
+    measure = LoaderSpeed(make, bounds.seconds / _TRIES / 2)
+    tuning = tune(measure, bounds, tell=lambda speed: tell(f"  {_line(speed)}"))
     click.echo(json.dumps(_plain(tuning), indent=1) if as_json else _report(tuning, bounds))
 
 
@@ -114,13 +113,12 @@ def _report(found: Tuning, bounds: Bounds) -> str:
     assert best is not None
     rows = [[str(speed.setting), f"{speed.samples:,.1f}", _memory(speed), speed.error] for speed in found.all()]
     rows += [[str(setting), "", "", why] for setting, why in found.left_out.items()]
-    text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), ""]
-    setting = best.setting
-    names = f"num_workers={setting.workers}"
+    setting, more, times = best.setting, "", ""
     if setting.workers:
-        names += f", prefetch_factor={setting.prefetch}, start_method={setting.start_method!r}"
-    times = f", {best.samples / alone.samples:.1f} times as fast as without workers" if setting.workers else ""
-    text.append(f"{names}: {best.samples:,.1f} samples/s{times}; {_memory(best)}")
+        more = f", prefetch_factor={setting.prefetch}, start_method={setting.start_method!r}"
+        times = f", {best.samples / alone.samples:.1f} times as fast as without workers"
+    proposal = f"num_workers={setting.workers}{more}: {best.samples:,.1f} samples/s{times}; {_memory(best)}"
+    text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), "", proposal]
     if bounds.batches is not None and best.batches < bounds.batches:
         short = best.batches / bounds.batches
         text.append(f"That is {100 * short:.0f} % of what the training could take: the loader will be the limit.")

@@ -16,8 +16,7 @@ from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
-from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.order.orders import Rebase
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
 

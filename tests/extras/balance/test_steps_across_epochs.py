@@ -16,7 +16,7 @@ from energon_lite.batching.packing import BestFit
 from energon_lite.batching.steps import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.order import BlendOrder
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
 

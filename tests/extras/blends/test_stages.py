@@ -14,8 +14,8 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import StagedBlend, last_position
 from energon_lite.extras.blends.stages import WeightStage as Stage
-from energon_lite.order import BlendOrder
 from energon_lite.order.blend import BLOCK, Blend
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 
 RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))

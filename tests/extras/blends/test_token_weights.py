@@ -25,8 +25,8 @@ from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.extras.blends import token_weights
 from energon_lite.extras.blends.weight_schedule import Schedule, schedule, share_of, values_at
 from energon_lite.loading.metadataset_keys import by_samples
-from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
 from tests.extras.blends.test_weight_schedule import normal_shares, spec

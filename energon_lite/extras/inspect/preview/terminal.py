@@ -129,10 +129,7 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
         click.echo(f"{spec.path} [{spec.split_part}]: {counted(total, 'sample')}")
         for count, (number, key, sample) in enumerate(shown, 1):
             click.echo(f"Sample {number}, key {key!r}" + ("" if sample is None else f", {type(sample).__name__}"))
-            if isinstance(sample, Rejected):
-                _tell(sample.failure)
-            else:
-                _write(sample, asked["images"])
+            _write(sample.failure if isinstance(sample, Rejected) else sample, asked["images"])
             if interactive and not click.confirm("Go on?", default=True):
                 return
             if not interactive and count >= asked["samples"]:
@@ -155,17 +152,14 @@ def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], 
 def _show(site: Site, shown: ShownSample, images: bool | None) -> None:
     where = f"{site.run.leaf_name(shown.leaf)}, number {shown.index:,}, epoch {shown.epoch:,}"
     click.echo(f"Sample {shown.key!r} ({where})")
-    for failure in shown.failures:
-        _tell(failure)
-    for value in shown.made:
+    for value in (*shown.failures, *shown.made):
         _write(value, images)
 
 
-def _tell(failure: Failure) -> None:
-    click.echo(f"  {failure.stage}: {failure.reason}")
-
-
 def _write(sample: Any, images: bool | None) -> None:
+    if isinstance(sample, Failure):
+        click.echo(f"  {sample.stage}: {sample.reason}")
+        return
     draws = sys.stdout.isatty() if images is None else images
     for line in sample_lines(sample, width=shutil.get_terminal_size().columns, colours=draws):
         click.echo(line, color=draws or None)
@@ -173,8 +167,7 @@ def _write(sample: Any, images: bool | None) -> None:
 
 def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:
     """Yield the data sets of the existing splits."""
-    problem = None
-    any_split = False
+    problems = []
     parts = [part.strip() for part in split_parts.split(",")][: 1 if is_jsonl(path) else None]  # a file has no splits
     for part in parts:
         try:
@@ -182,12 +175,11 @@ def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) 
             if not is_metadataset(path):
                 open_source(specs[0])
         except (ConfigError, EmptyDatasetError) as error:
-            problem = error
+            problems.append(error)
             continue
-        any_split = True
         yield from specs
-    if not any_split and problem is not None:
-        raise problem
+    if len(problems) == len(parts):
+        raise problems[-1]
 
 
 def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Iterator[Any]:
