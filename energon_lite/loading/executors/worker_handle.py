@@ -22,7 +22,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.channels import Channel, PipeChannel, WakingChannel
 from energon_lite.loading.executors.segments import SegmentReader, Segments, WorkerCrashLog
 from energon_lite.loading.executors.worker_process import (
@@ -30,6 +29,7 @@ from energon_lite.loading.executors.worker_process import (
     STOP_SIGNALS,
     Answer,
     answer,
+    begin,
     can_kernel_watch,
     serve,
 )
@@ -38,7 +38,6 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
 from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
 from energon_lite.tensors import map_tensors
-from energon_lite.worker_config import set_worker_number
 
 __all__ = [
     "LocalHandle",
@@ -302,8 +301,7 @@ class _ThreadChannel(WakingChannel):
 
 def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, peers: int) -> None:
     """Run the jobs of a thread until its channel is closed."""
-    set_worker_number(number, thread=True)
-    torch_worker_info.tell(number, peers, thread=True)
+    begin(number, peers, thread=True)
     if trace:
         runner.services.observers = (StageTimer(runner.leaves, number),)
     said: list[Times] = []
