@@ -15,6 +15,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import forkserver, get_context, process
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
@@ -319,7 +320,7 @@ def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, 
 def _own(runner: JobRunner) -> JobRunner:
     """Return a copy of a runner for one thread that does not share open files and plans of leaves."""
     own = copy.copy(runner)
-    own.services = runner.services.for_thread()
+    own.services = replace(runner.services)
     own.leaves = leaves_apart(runner.leaves)
     return own
 
