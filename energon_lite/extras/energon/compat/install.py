@@ -74,17 +74,10 @@ def resolve(name: str, of_module: str = "") -> Any:
     if counterpart.ours is None:
         raise ImportError(f"{name} of {PACKAGE} is not available in energon_lite: {counterpart.note}")
     module, _, attribute = counterpart.ours.partition(":")
-    if attribute == "__version__":
-        return energon_version()
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise ImportError(f"{name} of {PACKAGE} should be {counterpart.ours}, which does not exist") from None
-
-
-def energon_version() -> str:
-    """Return the version of Energon whose names are provided."""
-    return "7.4.1"
 
 
 class _Finder(MetaPathFinder, Loader):
