@@ -3,8 +3,8 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
-``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``, ``WORKERS``. A guest that is deleted takes
-its entries with it.
+``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``, ``WORKERS``, ``UNIT_RUNNERS``. A guest that
+is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -127,6 +127,21 @@ class PrepareStep(NamedTuple):
     options: str
 
 
+class UnitRunner(NamedTuple):
+    """A runner elsewhere of the units of sharded jobs, as ``prepare`` has them. Table ``UNIT_RUNNERS``, by its option.
+
+    Args:
+        target: ``module:function``, called with a :class:`~energon_lite.storage.sharded_job.job.Runner`, the value of
+            the option and units; yields each unit with its outcome, as the runner does that it calls elsewhere.
+        help: one line.
+        metavar: form of the option's value, which may be left out: it is "" then.
+    """
+
+    target: str
+    help: str
+    metavar: str
+
+
 class RemoteWorkers:
     """Base class of descriptions of workers elsewhere; ``kind`` is their entry in the table ``WORKERS``."""
 
@@ -214,6 +229,11 @@ def workers() -> dict[str, str]:
     :class:`RemoteWorkers`, or the beginning of a text: ``tcp://host:port``.
     """
     return _merged("WORKERS")
+
+
+def unit_runners() -> dict[str, UnitRunner]:
+    """Return the runners of units of all guests, by option."""
+    return _merged("UNIT_RUNNERS")
 
 
 #: By key of a metadataset: the work of its guest, and the extra of this library that does it, for messages.

@@ -37,12 +37,12 @@ def check_padding(padding: Any) -> None:
             )
 
 
-def batch_stack(values: Sequence[Any]) -> torch.Tensor:
+def batch_stack(batch: Sequence[Any]) -> torch.Tensor:
     """Stack tensors (or numbers) of equal shape: n x ``[...]`` -> ``[n, ...]``."""
-    return torch.stack([torch.as_tensor(value) for value in values])
+    return torch.stack([torch.as_tensor(value) for value in batch])
 
 
-def batch_pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack tensors of equal rank, each dimension padded at its end with zeros to the largest of the batch.
 
     Example:
@@ -50,12 +50,12 @@ def batch_pad_stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
         tensor([[1., 1., 0.],
                 [1., 1., 1.]])
     """
-    return pad_stack(values)
+    return pad_stack(batch)
 
 
-def batch_list(values: Sequence[Any]) -> list[Any]:
+def batch_list(batch: Sequence[Any]) -> list[Any]:
     """Keep the values as a list."""
-    return list(values)
+    return list(batch)
 
 
 def generic_batch(values: Sequence[Any], padding: Padding = None) -> Any:

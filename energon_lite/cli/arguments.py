@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_lite.documents import parse_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.entry_points import find_named
+from energon_lite.documents.paths import absolute_path, is_url, local_path, missing_file_fix
+from energon_lite.entry_points import find_named, unit_runners
 from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
@@ -45,14 +45,14 @@ def local_dataset(path: str, command: str) -> str:
     Raises:
         UsageError: it is a URL.
     """
-    text = local_path(path)
+    text = absolute_path(path)
     if is_url(text):
         raise UsageError(
             f"{command} works on local folders",
             where=text,
             fix=f"{command} a local copy, and upload its .nv-meta with the shards, then load from the URL",
         )
-    return os.path.abspath(os.path.expanduser(text))
+    return text
 
 
 split_part_option = click.option(
@@ -139,7 +139,8 @@ def json_object(text: str | None, option: str, example: str) -> dict[str, Any] |
 
 
 def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add ``--num-workers``, ``--progress``, ``--rank``, ``--world-size`` and ``--rank-timeout``.
+    """Add ``--num-workers``, ``--progress``, ``--rank``, ``--world-size``, ``--rank-timeout``, and those of
+    :class:`~energon_lite.entry_points.UnitRunner`.
 
     The command gets ``num_workers``, ``show_progress`` and ``ranks``.
 
@@ -175,11 +176,18 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
             help="Seconds that rank 0 waits for other ranks without any progress.",
         ),
     ]
+    runners = unit_runners()
+    options += [
+        click.option(f"--{name}", metavar=runner.metavar, is_flag=False, flag_value="", help=runner.help)
+        for name, runner in runners.items()
+    ]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def with_ranks(*arguments: Any, rank: int, world_size: int, rank_timeout: float, **others: Any) -> None:
-            command(*arguments, ranks=Ranks(rank, world_size, rank_timeout), **others)
+            given = [(name, value) for name in runners if (value := others.pop(name)) is not None]
+            ranks = Ranks(rank, world_size, rank_timeout, given[0] if given else None)
+            command(*arguments, ranks=ranks, **others)
 
         return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_ranks)
 

@@ -153,12 +153,12 @@ def given_stores(
 
 
 def basic_sample_keys(
-    sample: CrudeSample | Sample, additional_source_info: tuple[SourceInfo, ...] = ()
+    crude_sample: CrudeSample | Sample, additional_source_info: tuple[SourceInfo, ...] = ()
 ) -> dict[str, Any]:
     """Return the base fields (key, restore key, subflavors, sources) of a sample, for the sample made of it.
 
     Args:
-        sample: the crude sample.
+        crude_sample: the crude sample.
         additional_source_info: further sources that were read for it.
 
     Example:
@@ -166,7 +166,7 @@ def basic_sample_keys(
         ... def cook_text(sample):
         ...     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
     """
-    get = sample.get if isinstance(sample, dict) else functools.partial(getattr, sample)
+    get = crude_sample.get if isinstance(crude_sample, dict) else functools.partial(getattr, crude_sample)
     fields = {name: get(name) for name in BASE_FIELDS}
     if additional_source_info:
         fields["__sources__"] = (*(fields["__sources__"] or ()), *additional_source_info)

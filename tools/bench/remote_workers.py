@@ -1,8 +1,9 @@
 """Workers behind TCP, and of Ray, beside local ones: samples a second, and the trainer's processor time per batch.
 
 ``images``: JPEGs of 512 x 384 are decoded and resized to 224 x 224, 32 in a batch; one worker of each kind, in turn.
-``sleep``: jobs of 10 ms that need no processor; so many workers, and twice as many. ``slow``: one sample in 200 takes
-a second instead of 5 ms; four workers. Servers and actors are on this machine, behind loopback.
+``sleep``: jobs of 10 ms, or 200 ms, that need no processor; so many workers, and twice as many. ``slow``: one sample in
+200 takes a second instead of 5 ms; four workers; at the mean's bound it would be 401 samples/s. ``slow, as before`` has
+as many batches ahead as ``prefetch_factor`` says. Servers and actors are on this machine, behind loopback.
 
     python tools/bench/remote_workers.py --runs 3
     python tools/bench/remote_workers.py --ray
@@ -25,6 +26,7 @@ from common import machine, make_dataset, spread, table, write_shards
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers
+from energon_lite.loading.executors import worker_pool
 
 
 class Decoded(TaskEncoder):
@@ -78,11 +80,11 @@ def _workers(kind: str, make: Callable[[WorkerConfig], Any], count: int) -> Iter
             process.join()
 
 
-def _rate(make: Callable[[WorkerConfig], Any], kind: str, count: int, batches: int) -> tuple[float, float]:
-    """Batches a second, and milliseconds of the trainer's processor time for each, behind the first ones."""
+def _rate(make: Callable[[WorkerConfig], Any], kind: str, count: int, batches: int, first: int) -> tuple[float, float]:
+    """Batches a second, and milliseconds of the trainer's processor time for each, behind the ``first`` ones."""
     with _workers(kind, make, count) as config, get_savable_loader(make(config)) as loader:
         iterator = iter(loader)
-        for _ in range(4 * count):
+        for _ in range(first):
             next(iterator)
         while kind != "local" and len(loader._workers.executor()._workers) < count:  # type: ignore[attr-defined]
             next(iterator)
@@ -121,16 +123,21 @@ def main() -> None:
             "images, 1 worker": (_make(pictures, Decoded(), 32), 1, 12, 32),
             "sleep, 4 workers": (_make(texts, Sleeping(0.01), 8), 4, 200, 8),
             "sleep, 8 workers": (_make(texts, Sleeping(0.01), 8), 8, 400, 8),
-            "slow, 4 workers": (_make(texts, Sleeping(0.0, 1.0), 8), 4, 250, 8),
+            "sleep 0.2 s, 32 workers": (_make(texts, Sleeping(0.2), 8), 32, 640, 8),
+            "sleep 0.2 s, 64 workers": (_make(texts, Sleeping(0.2), 8), 64, 1280, 8),
+            "slow, as before": (_make(texts, Sleeping(0.0, 1.0), 8), 4, 500, 8),
+            "slow, 4 workers": (_make(texts, Sleeping(0.0, 1.0), 8), 4, 1000, 8),
         }
         for case, (make, workers, batches, size) in cases.items():
             if not case.startswith(asked.only):
                 continue
+            first = 200 if case.startswith("slow") else 4 * workers
+            worker_pool._MOST_AHEAD = 0 if case.endswith("before") else 16
             rows = []
             found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
             for _ in range(asked.runs):
                 for kind in kinds:
-                    found[kind].append(_rate(make, kind, workers, batches))
+                    found[kind].append(_rate(make, kind, workers, batches, first))
             for kind, pairs in found.items():
                 rates, used = ([pair[place] for pair in pairs] for place in (0, 1))
                 rows.append([case, kind, spread([size * rate for rate in rates], 0), spread(used, 2)])

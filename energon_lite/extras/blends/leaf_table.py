@@ -8,13 +8,14 @@ those used last stay open.
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import msgpack
 import numpy as np
@@ -30,8 +31,9 @@ from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.runs import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
-__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "leaf_keys"]
+__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "MadeOnAccess", "leaf_keys"]
 
+T = TypeVar("T")
 
 #: Leaves that are packed together: a look-up of one unpacks all of them. Part of the format of files.
 _TOGETHER = 32
@@ -73,7 +75,33 @@ def from_record(record: Sequence[Any]) -> LeafSpec:
     )
 
 
-class LeafRecords(Sequence[LeafSpec]):
+class MadeOnAccess(Sequence[T]):
+    """Sequence whose elements are made when they are read."""
+
+    @abstractmethod
+    def element(self, number: int) -> T:
+        """Return an element.
+
+        Raises:
+            IndexError: there is no such element.
+        """
+
+    @overload
+    def __getitem__(self, number: int) -> T: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
+        if isinstance(number, slice):
+            return [self.element(place) for place in range(*number.indices(len(self)))]
+        return self.element(number)
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.element, range(len(self)))
+
+
+class LeafRecords(MadeOnAccess[LeafSpec]):
     """Sequence of leaves in packed form, unpacked on access.
 
     Args:
@@ -113,15 +141,7 @@ class LeafRecords(Sequence[LeafSpec]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, number: int) -> LeafSpec: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[LeafSpec]: ...
-
-    def __getitem__(self, number: int | slice) -> LeafSpec | list[LeafSpec]:
-        if isinstance(number, slice):
-            return [self[place] for place in range(*number.indices(self._count))]
+    def element(self, number: int) -> LeafSpec:
         return from_record(self._record(number))
 
     def __iter__(self) -> Iterator[LeafSpec]:
@@ -261,7 +281,7 @@ class KnownLeaf(Leaf):
 _OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
 
 
-class LeafTable(Sequence[Leaf]):
+class LeafTable(MadeOnAccess[Leaf]):
     """Sequence of leaves, each of which is opened when it is read.
 
     Args:
@@ -298,25 +318,16 @@ class LeafTable(Sequence[Leaf]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @overload
-    def __getitem__(self, number: int) -> Leaf: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Leaf]: ...
-
-    def __getitem__(self, number: int | slice) -> Leaf | Sequence[Leaf]:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(len(self)))]
+    def element(self, number: int) -> Leaf:
         leaf = self._open.get(number)
         if leaf is None:
             spec = self.specs[number]  # raises IndexError if there is no such leaf
             length = int(self.lengths[number])
             mean = float(self.facts.mean_bytes[number])
-            return KnownLeaf(leaf_name(spec), spec.path, int(self.keys[number]), length, mean, self._opener_of(number))
+            return KnownLeaf(
+                leaf_name(spec), spec.path, int(self.keys[number]), length, mean, partial(self.open, number)
+            )
         return leaf
-
-    def __iter__(self) -> Iterator[Leaf]:
-        return map(self.__getitem__, range(len(self)))
 
     def apart(self) -> LeafTable:
         """Return the same leaves for another thread, which does not share open leaves."""
@@ -326,9 +337,6 @@ class LeafTable(Sequence[Leaf]):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_open": {}}
-
-    def _opener_of(self, number: int) -> Callable[[], Leaf]:
-        return partial(self.open, number)
 
     def open(self, number: int) -> Leaf:
         """Return a leaf with its files.
@@ -357,7 +365,8 @@ class LeafTable(Sequence[Leaf]):
         return replace(leaf, key=int(self.keys[number]))
 
 
-class LeafIdentities(Sequence[LeafIdentity]):
+@dataclass(frozen=True, eq=False)
+class LeafIdentities(MadeOnAccess[LeafIdentity]):
     """Identities of the leaves of a table, made on request.
 
     Args:
@@ -365,35 +374,26 @@ class LeafIdentities(Sequence[LeafIdentity]):
         settings: returns the settings of a leaf, by its number.
     """
 
-    def __init__(self, specs: LeafRecords, facts: LeafFacts, settings: Callable[[int], tuple[Any, ...]]):
-        self._specs = specs
-        self._facts = facts
-        self._settings = settings
+    specs: LeafRecords
+    facts: LeafFacts
+    settings: Callable[[int], tuple[Any, ...]]
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self.specs)
 
     @property
     def samples(self) -> int:
         """Number of samples of all leaves together."""
-        return int(self._facts.lengths.sum())
+        return int(self.facts.lengths.sum())
 
-    @overload
-    def __getitem__(self, number: int) -> LeafIdentity: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[LeafIdentity]: ...
-
-    def __getitem__(self, number: int | slice) -> LeafIdentity | Sequence[LeafIdentity]:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(len(self)))]
-        return self._of(self._specs.path(number), number)
+    def element(self, number: int) -> LeafIdentity:
+        return self._of(self.specs.path(number), number)
 
     def __iter__(self) -> Iterator[LeafIdentity]:
-        return map(self._of, self._specs.paths(), range(len(self)))
+        return map(self._of, self.specs.paths(), range(len(self)))
 
     def _of(self, path: str, number: int) -> LeafIdentity:
-        return replace(self._facts.identity(path, number), settings=self._settings(number))
+        return replace(self.facts.identity(path, number), settings=self.settings(number))
 
 
 def _from_hex(texts: Sequence[str]) -> NDArray[np.uint8]:

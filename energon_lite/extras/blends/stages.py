@@ -67,6 +67,7 @@ def begin(leaves: int) -> Ideal:
     return Ideal(np.zeros(leaves, dtype=np.int64), np.zeros(leaves, dtype=np.uint64))
 
 
+@dataclass(frozen=True, eq=False)
 class ShareIntegral:
     """Ideal counts of samples of each leaf along one stretch of positions: integrals of the shares, in fixed point.
 
@@ -90,31 +91,30 @@ class ShareIntegral:
         ([1, 3], [4, 4])
     """
 
-    def __init__(self, start: int, base: Ideal, first: Ints, last: Ints | None, length: int):
-        self.start = start
-        self.length = length
-        self._base = base
-        self._first = first
-        self._last = last
+    start: int
+    base: Ideal
+    first: Ints
+    last: Ints | None
+    length: int
 
     @property
     def constant(self) -> bool:
         """True if the shares are constant."""
-        return self._last is None
+        return self.last is None
 
     def before(self, position: int) -> Ideal:
         """Ideal counts before a position of the stretch, counted from the start of the run."""
         x = position - self.start
-        if self._last is None:
-            return self._base.plus(_times(self._first, x << _LIMB))
+        if self.last is None:
+            return self.base.plus(_times(self.first, x << _LIMB))
         v = ((x * x << _LIMB) + self.length) // (2 * self.length)
-        done = self._base.plus(_times(self._first, (x << _LIMB) - v))
-        return done.plus(_times(self._last, v))
+        done = self.base.plus(_times(self.first, (x << _LIMB) - v))
+        return done.plus(_times(self.last, v))
 
     def idle(self) -> NDArray[np.bool_]:
         """Mask of the leaves without a share anywhere in the stretch, ``[leaves]``."""
-        idle: NDArray[np.bool_] = self._first == 0
-        return idle if self._last is None else idle & (self._last == 0)
+        idle: NDArray[np.bool_] = self.first == 0
+        return idle if self.last is None else idle & (self.last == 0)
 
 
 def _times(shares: Ints, x: int) -> Ideal:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from energon_lite.documents.paths import of_multi_storage
+from energon_lite.documents.paths import local_path, of_multi_storage
 from energon_lite.errors import UsageError
 
 __all__ = ["DEFAULT_PROFILE_NAME", "EPath"]
@@ -23,10 +23,10 @@ DEFAULT_PROFILE_NAME = "default"
 class EPath(os.PathLike[str]):
     """A path on this machine, or a URL such as ``s3://bucket/coco`` or ``msc://profile/coco``.
 
-    Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is a folder below the one in the
-    environment variable ``NVDATASET_CACHE_DIR``. ``msc://default/x`` is a local path too, unless a store has that
-    name, and ``rclone://`` is an old name of ``msc://``. Pickles hold the text alone. Functions of this library that
-    take a path accept it.
+    Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is ``name/version/x`` in the
+    folder that ``NVDATASET_CACHE_DIR`` names. ``msc://default/x`` is a local path too, unless a store has that name,
+    and ``rclone://`` is an old name of ``msc://``. Pickles hold the text alone. Functions of this library that take a
+    path accept it.
 
     Args:
         initial_path: text, a path, or another EPath.
@@ -52,7 +52,7 @@ class EPath(os.PathLike[str]):
         elif protocol == "file":
             protocol, rest = "", os.path.abspath(rest)
         if protocol == "dss":
-            _check_dss(rest)
+            local_path(f"dss://{rest}")  # for its errors
         self._protocol = protocol
         self._inside = posixpath.normpath("/" + rest.lstrip("/"))
 
@@ -143,7 +143,7 @@ class EPath(os.PathLike[str]):
             ValueError: the path is in a store.
         """
         if self._protocol == "dss":
-            return Path(os.environ["NVDATASET_CACHE_DIR"]) / self._inside.lstrip("/")
+            return Path(local_path(self.url))
         if self._protocol:
             raise UsageError(f"{self} is not local", fix="copy it first, or open it")
         return Path(self._inside)
@@ -262,11 +262,3 @@ class EPath(os.PathLike[str]):
         made = EPath(self)
         made._inside = inside
         return made
-
-
-def _check_dss(rest: str) -> None:
-    fix = "write dss://name@version/path, and set NVDATASET_CACHE_DIR to the folder that has name@version"
-    if "@" not in rest.split("/")[0]:
-        raise UsageError(f"dss://{rest} has no version", fix=fix)
-    if "NVDATASET_CACHE_DIR" not in os.environ:
-        raise UsageError(f"where dss://{rest} is kept is not known", fix=fix)

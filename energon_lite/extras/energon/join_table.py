@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
-from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
-from energon_lite.storage.index.index_cache import cache_folder, first_writable
+from energon_lite.storage.index.index_cache import cache_folder, first_writable, made_once
 from energon_lite.storage.index.key_index import hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -78,9 +79,12 @@ def join_table(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]
         DataIndexError: no folder for the table can be written.
     """
     path = _place(sources, nonmatch)
-    table = whole_or_none(JoinTable.open, path)
-    make = partial(_make, sources, nonmatch)
-    return table or first_writable(sources[0].path, "the join table", [path], "write there", partial(_made_at, make))
+    found = partial(whole_or_none, JoinTable.open)
+
+    def made_at(path: str) -> JoinTable:
+        return made_once(path, found, lambda: _write(path, *_make(sources, nonmatch)))
+
+    return found(path) or first_writable(sources[0].path, "the join table", [path], "write there", made_at)
 
 
 def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> str:
@@ -90,16 +94,9 @@ def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) ->
     return os.path.join(cache_folder(), "joins", f"{first}-{name}.join")
 
 
-def _made_at(make: Callable[[], tuple[Int64, int]], path: str) -> JoinTable:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with only_one(path):
-        table = whole_or_none(JoinTable.open, path)  # another process may have made it while this one waited
-        if table is None:
-            rows, left_out = make()
-            digest = hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()
-            write_arrays(path, _TABLE, {"rows": rows}, {"digest": digest, "left_out": left_out})
-            table = JoinTable.open(path)
-        return table
+def _write(path: str, rows: Int64, left_out: int) -> None:
+    digest = hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()
+    write_arrays(path, _TABLE, {"rows": rows}, {"digest": digest, "left_out": left_out})
 
 
 def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> tuple[Int64, int]:
@@ -136,21 +133,17 @@ def _no_match(primary: WebdatasetSource, other: WebdatasetSource, key: str, miss
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
 class SampleKeys:
     """The keys of some samples of an index, as hashes.
 
     Args:
         index: the packed index.
         samples: their numbers over all shards of the data set, in the order of the match.
-
-    Attributes:
-        hashes: ``[2, n]``, two hashes of each key.
     """
 
-    def __init__(self, index: PackedIndex, samples: Int64):
-        self.index = index
-        self.samples = samples
-        self.hashes = hash_keys(index, samples, words=2)
+    index: PackedIndex
+    samples: Int64
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -162,6 +155,11 @@ class SampleKeys:
     def twice(self) -> list[str]:
         """Keys that appear more than once; at most some of them."""
         return sorted({name for name, count in Counter(map(self.key, self._alike)).items() if count > 1})
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Two hashes of each key, ``[2, n]``."""
+        return hash_keys(self.index, self.samples, words=2)
 
     @cached_property
     def order(self) -> Int64:

@@ -153,6 +153,7 @@ class JoinedSource:
         )
 
 
+@dataclass(frozen=True)
 class JoinedReader:
     """Reader of joined samples, with one read for each data set. The parts of a joined sample are the samples of the
     data sets, named by their number; a data set without a match gives None.
@@ -162,9 +163,8 @@ class JoinedReader:
         readers: a reader for each of them.
     """
 
-    def __init__(self, source: JoinedSource, readers: Sequence[SampleReader]):
-        self.source = source
-        self.readers = tuple(readers)
+    source: JoinedSource
+    readers: Sequence[SampleReader]
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """Read the samples ``indices`` (at least one) by columns; None: those of the first data set are not alike.
@@ -176,16 +176,11 @@ class JoinedReader:
         primary = self.readers[0].read(rows[:, 0].tolist())
         if primary is None:
             return None
-        columns: list[list[RawSample | None]] = [[*_samples(self.readers[0], rows[:, 0].tolist(), primary)]]
-        for reader, numbers in zip(self.readers[1:], rows.T[1:], strict=True):
-            there = np.flatnonzero(numbers >= 0).tolist()
-            matches: list[RawSample | None] = [None] * len(indices)
-            mine = numbers[there].tolist()
-            samples = _samples(reader, mine, reader.read(mine)) if mine else ()
-            for place, sample in zip(there, samples, strict=True):
-                matches[place] = sample
-            columns.append(matches)
-        names = {str(number): column for number, column in enumerate(columns)}
+        names: dict[str, list[RawSample | None]] = {"0": [*_samples(self.readers[0], rows[:, 0].tolist(), primary)]}
+        for number, reader in enumerate(self.readers[1:], 1):
+            mine = [index for index in rows[:, number].tolist() if index >= 0]
+            samples = iter(_samples(reader, mine, reader.read(mine)) if mine else ())
+            names[str(number)] = [None if index < 0 else next(samples) for index in rows[:, number].tolist()]
         return Columns(primary.keys, primary.shards, primary.names, names)
 
     def sample(self, index: int) -> RawSample:

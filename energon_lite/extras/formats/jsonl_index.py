@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
-__all__ = ["JsonlIndex", "RemoteJsonlIndex", "index_of", "scan_jsonl", "scan_remote_jsonl"]
+__all__ = ["JsonlIndex", "index_of", "scan_jsonl", "scan_remote_jsonl"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,58 +39,51 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def index_of(path: str) -> JsonlIndex | RemoteJsonlIndex:
+@dataclass(frozen=True)
+class JsonlIndex:
+    """Maker of the index of a file.
+
+    Args:
+        path: path or URL of the file.
+        scan: finds its lines.
+        version: its version at opening, of a file behind a URL.
+    """
+
+    path: str
+    scan: Callable[[str], ShardScan]
+    version: str = ""
+
+    def fits(self, index: PackedIndex) -> bool:
+        """Return True if an index belongs to the file in its current state; behind a URL, to that at opening."""
+        if self.version:
+            return index.uuid == self.version
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return False  # reading the file will raise the error
+        then = index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist()
+        return then == ((os.path.basename(self.path),), [now.st_size], [now.st_mtime_ns])
+
+    def make(self) -> PackedIndex:
+        """Make the index."""
+        scan = self.scan(self.path)
+        for note in scan.notes:
+            _log.warning("%s: %s", self.path, note)
+        return PackedIndex.from_scans([scan], uuid=self.version)
+
+
+def index_of(path: str) -> JsonlIndex:
     """Return the maker of the index of a file.
 
     Raises:
         NotPreparedError: there is no such file.
         DatasetError: the store does not answer.
     """
-    return RemoteJsonlIndex(path) if is_remote(path) else JsonlIndex(path)
-
-
-class JsonlIndex:
-    """Maker of the index of a local file."""
-
-    def __init__(self, path: str):
-        self._path = path
-        _check_there(path)
-
-    def fits(self, index: PackedIndex) -> bool:
-        """Return True if an index belongs to the file in its current state."""
-        try:
-            now = os.stat(self._path)
-        except OSError:
-            return False  # reading the file will raise the error
-        then = index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist()
-        return then == ((os.path.basename(self._path),), [now.st_size], [now.st_mtime_ns])
-
-    def make(self) -> PackedIndex:
-        """Make the index."""
-        return _index(self._path, scan_jsonl(self._path))
-
-
-class RemoteJsonlIndex:
-    """Maker of the index of a file behind a URL."""
-
-    def __init__(self, url: str):
-        self._url = url
-        found = _found(url)
-        self._version = f"{size_of(url, found)} {file_version(found)}"
-
-    def fits(self, index: PackedIndex) -> bool:
-        """Return True if an index belongs to the version of the file at opening."""
-        return index.uuid == self._version
-
-    def make(self) -> PackedIndex:
-        """Make the index."""
-        return _index(self._url, scan_remote_jsonl(self._url), self._version)
-
-
-def _index(path: str, scan: ShardScan, uuid: str = "") -> PackedIndex:
-    for note in scan.notes:
-        _log.warning("%s: %s", path, note)
-    return PackedIndex.from_scans([scan], uuid=uuid)
+    if is_remote(path):
+        found = _found(path)
+        return JsonlIndex(path, scan_remote_jsonl, f"{size_of(path, found)} {file_version(found)}")
+    _check_there(path)
+    return JsonlIndex(path, scan_jsonl)
 
 
 def _check_there(path: str) -> None:

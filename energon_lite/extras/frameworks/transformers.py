@@ -19,70 +19,12 @@ from typing import Any
 from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.storage.files.atomic_file import write_bytes
+from energon_lite.loading.saved_states import write_state_file
 
-__all__ = ["EnergonTrainerMixin", "newest_checkpoint", "use_loaders"]
+__all__ = ["EnergonTrainerMixin", "use_loaders"]
 
 logger = logging.getLogger(__name__)
-
-
-class TrainerInputs:
-    """Mixin with the methods of ``Trainer`` that make loaders; put it before ``Trainer`` among the base classes.
-
-    They return a loader for each savable loader or data set, and ``Trainer``'s own for other data.
-    """
-
-    _loaders: dict[int, AccelerateLoader] | None = None
-    _taken: set[str] | None = None  # entries of a batch that the model's `forward` accepts
-
-    def get_train_dataloader(self: Any) -> Any:
-        own = self._train_loader()
-        return super().get_train_dataloader() if own is None else own  # type: ignore[misc]
-
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        data = self.eval_dataset[data] if isinstance(data, str) else data
-        own = self._own_loader(data, self.args.eval_batch_size)
-        return super().get_eval_dataloader(eval_dataset) if own is None else own  # type: ignore[misc]
-
-    def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
-        own = self._own_loader(test_dataset, self.args.eval_batch_size)
-        return super().get_test_dataloader(test_dataset) if own is None else own  # type: ignore[misc]
-
-    def _train_loader(self: Any) -> AccelerateLoader | None:
-        own: AccelerateLoader | None = self._own_loader(self.train_dataset, self.args.train_batch_size)
-        return own
-
-    def _own_loader(self: Any, data: Any, batch_size: int) -> AccelerateLoader | None:
-        """Return the loader of savable data; None for other data."""
-        if not isinstance(data, (SavableDataset, SavableDataLoader)):
-            return None
-        self._loaders = {} if self._loaders is None else self._loaders
-        if id(data) not in self._loaders:
-            self._loaders[id(data)] = loader = AccelerateLoader(data, convert=self._inputs)
-            rows = loader.batches.rows
-            if rows not in (None, batch_size):
-                raise UsageError(
-                    f"batches have {rows} samples, but the trainer assumes {batch_size}",
-                    fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
-                )
-        return self._loaders[id(data)]
-
-    def _inputs(self: Any, batch: Any) -> Any:
-        """Return the arguments of the model: the entries of a batch that it accepts."""
-        if dataclasses.is_dataclass(batch):
-            batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        if not self.args.remove_unused_columns or not isinstance(batch, Mapping):
-            return batch
-        if self._taken is None:
-            # Trainer's own list has columns before collation, of which some classes list only a part.
-            self._set_signature_columns_if_needed()
-            model = self.accelerator.unwrap_model(self.model)
-            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter like LoRA
-            self._taken = {*self._signature_columns, *inspect.signature(model.forward).parameters}
-        return {name: value for name, value in batch.items() if name in self._taken}
 
 
 #: File with the state of the training loader, for any number of processes.
@@ -130,18 +72,10 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def write_state(folder: Path, state: State) -> None:
-    """Write the loader state into a checkpoint atomically, before Trainer marks the checkpoint as complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(str(folder / STATE_FILE), json.dumps(state).encode())
-
-
 try:
     from transformers import trainer as trainer_module
 except ImportError as error:
     raise UsageError(f"this needs transformers: {error}", fix="pip install 'energon-lite[hf]'") from error
-
-__all__ = ["EnergonTrainerMixin", "use_loaders"]
 
 #: Methods that the mixin overrides: a Trainer without one of them would silently skip batches a second time.
 _NEEDED = ("set_initial_training_values", "_init_training_state", "_run_epoch", "get_batch_samples", "_save_checkpoint")
@@ -149,7 +83,7 @@ if not all(hasattr(trainer_module.Trainer, name) for name in _NEEDED):
     raise UsageError("this version of transformers has another Trainer", fix="pip install 'transformers>=5.3'")
 
 
-class EnergonTrainerMixin(TrainerInputs):
+class EnergonTrainerMixin:
     """Mixin for ``Trainer``, or a class derived from it: put it first among the base classes.
 
     ``train_dataset`` and ``eval_dataset`` (also a dict of them) may be savable loaders, or data sets to make loaders
@@ -167,9 +101,58 @@ class EnergonTrainerMixin(TrainerInputs):
         >>> MyTrainer(model, args, train_dataset=data).train(resume_from_checkpoint=True)
     """
 
+    _loaders: dict[int, AccelerateLoader] | None = None
+    _taken: set[str] | None = None  # entries of a batch that the model's `forward` accepts
     _resumed: Path | None = None  # the checkpoint
     _place: tuple[int, int] = (0, 0)  # finished epochs, and finished batches of the next one
     _before: tuple[int, dict[str, Any]] | None = None  # a step, and the loader state before its batches
+
+    def get_train_dataloader(self: Any) -> Any:
+        own = self._train_loader()
+        return super().get_train_dataloader() if own is None else own  # type: ignore[misc]
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        data = self.eval_dataset[data] if isinstance(data, str) else data
+        own = self._own_loader(data, self.args.eval_batch_size)
+        return super().get_eval_dataloader(eval_dataset) if own is None else own  # type: ignore[misc]
+
+    def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
+        own = self._own_loader(test_dataset, self.args.eval_batch_size)
+        return super().get_test_dataloader(test_dataset) if own is None else own  # type: ignore[misc]
+
+    def _train_loader(self: Any) -> AccelerateLoader | None:
+        own: AccelerateLoader | None = self._own_loader(self.train_dataset, self.args.train_batch_size)
+        return own
+
+    def _own_loader(self: Any, data: Any, batch_size: int) -> AccelerateLoader | None:
+        """Return the loader of savable data; None for other data."""
+        if not isinstance(data, (SavableDataset, SavableDataLoader)):
+            return None
+        self._loaders = {} if self._loaders is None else self._loaders
+        if id(data) not in self._loaders:
+            self._loaders[id(data)] = loader = AccelerateLoader(data, convert=self._inputs)
+            rows = loader.batches.rows
+            if rows not in (None, batch_size):
+                raise UsageError(
+                    f"batches have {rows} samples, but the trainer assumes {batch_size}",
+                    fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
+                )
+        return self._loaders[id(data)]
+
+    def _inputs(self: Any, batch: Any) -> Any:
+        """Return the arguments of the model: the entries of a batch that it accepts."""
+        if dataclasses.is_dataclass(batch):
+            batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        if not self.args.remove_unused_columns or not isinstance(batch, Mapping):
+            return batch
+        if self._taken is None:
+            # Trainer's own list has columns before collation, of which some classes list only a part.
+            self._set_signature_columns_if_needed()
+            model = self.accelerator.unwrap_model(self.model)
+            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter like LoRA
+            self._taken = {*self._signature_columns, *inspect.signature(model.forward).parameters}
+        return {name: value for name, value in batch.items() if name in self._taken}
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint is True:
@@ -224,7 +207,9 @@ class EnergonTrainerMixin(TrainerInputs):
             before = self._before[1] if self._before is not None and self._before[0] == step else None
             state = own.batches.state_dict(before)
             if self.args.should_save:
-                write_state(Path(self._get_output_dir(trial=trial), f"checkpoint-{step}"), state)
+                folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{step}")
+                folder.mkdir(parents=True, exist_ok=True)
+                write_state_file(folder / STATE_FILE, state)  # before Trainer marks the checkpoint as complete
         return super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
 

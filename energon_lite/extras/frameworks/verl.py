@@ -7,6 +7,7 @@ alone, ``data.custom_cls``; the columns have verl's names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from energon_lite.loading.iterators.state import State
 __all__ = ["AddressDataset"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FieldByAddress:
     """A field of a sample that is read on access, in the process that accesses it.
 
@@ -30,11 +32,8 @@ class FieldByAddress:
         name: name of the field.
     """
 
-    __slots__ = ("key", "name")
-
-    def __init__(self, key: SampleKey, name: str):
-        self.key = key
-        self.name = name
+    key: SampleKey
+    name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldByAddress, (self.key, self.name)

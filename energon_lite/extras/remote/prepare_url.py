@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.extras.remote.file_versions import version_of
 from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, tried
-from energon_lite.extras.remote.remote_index import scan_remote_shard
+from energon_lite.extras.remote.remote_index import in_threads, scan_remote_shard
 from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
 from energon_lite.storage.files.urls import Listing
 from energon_lite.storage.index import nv_meta
@@ -34,8 +33,6 @@ from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
 
 __all__ = ["RemoteFolder", "check_writable", "prepare_url", "put_bytes", "put_file", "remote_folder", "remove_file"]
 
-#: Shards whose headers are read, and files that are uploaded, at the same time.
-_TOGETHER = 32
 #: An empty file that tests write access, and marks an unfinished preparation.
 _MARK = "energon_lite.unfinished"
 #: Files that make a data set count as prepared, in the order of their upload.
@@ -79,18 +76,6 @@ class _Shards(Shards):
             return self.write(unit, self.inputs(unit), self.do(unit))
         except ShardFormatError as error:
             return error
-
-
-def _in_threads(work: _Shards, units: Sequence[str]) -> Generator[tuple[str, Outcome], None, None]:
-    """Scan shards, many at the same time; yield each with its outcome."""
-    with ThreadPoolExecutor(_TOGETHER, "energon-lite-prepare") as pool:
-        try:
-            waiting = {pool.submit(work.outcome, unit): unit for unit in units}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 @dataclass(frozen=True)
@@ -139,7 +124,7 @@ class RemoteFolder:
             if progress is not None:
                 progress(done, of, "")
 
-        run = partial(_in_threads, work)
+        run = partial(in_threads, work.outcome)
         job = ShardedJob(work, shards, run=run, again=lambda table: rescan, where=self.url, tick=tick)
         job.run()
         job.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
@@ -165,8 +150,7 @@ class RemoteFolder:
             remove_file(self.url, f"{nv_meta.META_FOLDER}/{name}")
         first = [os.path.relpath(nv_meta.shard_index_path("", shard.name), ".") for shard in scan.scans]
         first += [f"{nv_meta.META_FOLDER}/{name}" for name in names if name not in _LAST]
-        with ThreadPoolExecutor(_TOGETHER, "energon-lite-put") as pool:
-            list(pool.map(self._put, first))
+        dict(in_threads(self._put, first))
         for name in _LAST:
             if name in names:
                 self._put(f"{nv_meta.META_FOLDER}/{name}")

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -47,16 +47,15 @@ from energon_lite.storage.read.webdataset import missing_shard
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan
 
-__all__ = ["DATASETS", "RangeFile", "local_meta", "remote_index", "scan_remote_shard"]
+__all__ = ["DATASETS", "RangeFile", "in_threads", "local_meta", "remote_index", "scan_remote_shard"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 #: Endings of files in ``.nv-meta`` that are not read, and so not copied.
 _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", ".tmp")
-#: Requests at the same time, and shards whose headers are read at the same time.
+#: Files that are worked on at the same time.
 _TOGETHER = 32
 #: Seconds after which an index of an earlier version is removed; until then a run may still use it.
 _OLD = 7 * 86400.0
@@ -182,34 +181,34 @@ def _remove_older(path: str) -> None:
                 os.unlink(old)
 
 
+def in_threads(work: Callable[[str], T], names: Collection[str]) -> Generator[tuple[str, T], None, None]:
+    """Do work on files, many at the same time; yield the name of each with the result, in order."""
+    with ThreadPoolExecutor(_TOGETHER, "energon-lite-remote") as pool:
+        try:
+            yield from zip(names, pool.map(work, names), strict=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
     _log.warning("%s has no packed index: making one from the files next to its %d shards", root, len(counts))
-    with ThreadPoolExecutor(_TOGETHER, "energon-lite-index") as pool:
 
-        def each(work: Callable[[U], T], units: Iterable[U]) -> list[T]:
-            try:
-                return list(pool.map(work, units))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    def size_of(name: str) -> int:
+        listed = _size(there[name])
+        return file_size(f"{root}/{name}") if listed is None else listed
 
-        def size_of(name: str) -> int:
-            listed = _size(there[name])
-            return file_size(f"{root}/{name}") if listed is None else listed
-
-        sizes = dict(zip(counts, each(size_of, counts), strict=True))
-        scans: dict[str, ShardScan] = {}
-        database = key_database()
-        if database is not None and f"{META_FOLDER}/{SQLITE_INDEX}" in there:
-            blocks = each(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
-            shards = {
-                name: RemoteShard(sizes[name], block, counts[name]) for name, block in zip(counts, blocks, strict=True)
-            }
-            scans = _from_database(database, root, folder, shards, there)
-        left = [name for name in counts if name not in scans]
-        if left:
-            _log.warning("%s: reading the headers of %d shards", root, len(left))
-        scans |= {scan.name: scan for scan in each(lambda name: scan_remote_shard(root, name, sizes[name]), left)}
+    sizes = dict(in_threads(size_of, counts))
+    scans: dict[str, ShardScan] = {}
+    database = key_database()
+    if database is not None and f"{META_FOLDER}/{SQLITE_INDEX}" in there:
+        blocks = in_threads(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
+        shards = {name: RemoteShard(sizes[name], block, counts[name]) for name, block in blocks}
+        scans = _from_database(database, root, folder, shards, there)
+    left = [name for name in counts if name not in scans]
+    if left:
+        _log.warning("%s: reading the headers of %d shards", root, len(left))
+    scans |= dict(in_threads(lambda name: scan_remote_shard(root, name, sizes[name]), left))
     for name, count in counts.items():
         check_count(root, name, scans[name].samples, count)
     return [scans[name] for name in counts]
@@ -323,8 +322,7 @@ def _with_records(root: str, shards: Sequence[str], there: Listing) -> Listing:
     bare = bare[:: max(1, -(-len(bare) // _RECORDS))]
     if not bare:
         return there
-    with ThreadPoolExecutor(_TOGETHER, "energon-lite-records") as pool:
-        return {**there, **dict(zip(bare, pool.map(record, bare), strict=True))}
+    return {**there, **dict(in_threads(record, bare))}
 
 
 DATASETS = UrlDatasets(local_meta, _opened)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import UsageError
 
-__all__ = ["RayWorkers", "TcpWorkers", "TlsFiles", "host_and_port", "is_loopback", "secret_in"]
+__all__ = ["RayWorkers", "TcpWorkers", "TlsFiles", "connect_to_ray", "host_and_port", "is_loopback", "secret_in"]
 
 #: Bytes of a secret, at least.
 _LEAST_SECRET = 16
@@ -125,6 +125,27 @@ class RayWorkers(RemoteWorkers):
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= self.maximum or not self.maximum:
             raise UsageError(f"RayWorkers from {self.minimum} to {self.maximum}", fix="give 0 <= minimum <= maximum")
+
+
+def connect_to_ray(address: str | None) -> Any:
+    """Connect this process to a cluster of Ray, unless it is connected; return the module.
+
+    Args:
+        address: see :class:`RayWorkers`.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("work on Ray, which is not installed", fix="pip install 'energon-lite[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ConnectionError, ValueError) as error:
+            raise UsageError(f"no cluster of Ray: {error}", where=address, fix="see `ray status`") from None
+    return ray
 
 
 def host_and_port(address: str) -> tuple[str, int]:

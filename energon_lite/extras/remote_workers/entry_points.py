@@ -1,6 +1,6 @@
 """Entry points of the extra ``remote_workers``."""
 
-from energon_lite.entry_points import Command
+from energon_lite.entry_points import Command, UnitRunner
 
 COMMANDS = {
     "serve": Command(
@@ -8,6 +8,13 @@ COMMANDS = {
         "Run workers for trainers on other machines.",
         "Machines",
     ),
+}
+UNIT_RUNNERS = {
+    "ray": UnitRunner(
+        "energon_lite.extras.remote_workers.ray_tasks:run_units",
+        "Do the work by tasks of a Ray cluster, which see the same folders.  [default: $RAY_ADDRESS]",
+        "[=ADDRESS]",
+    )
 }
 WORKERS = {
     "tcp": "energon_lite.extras.remote_workers.tcp_workers:open_pool",

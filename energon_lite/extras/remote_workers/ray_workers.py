@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.remote_workers.described import RayWorkers
+from energon_lite.extras.remote_workers.described import RayWorkers, connect_to_ray
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
 from energon_lite.loading.executors.channels import WakingChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
@@ -185,10 +185,7 @@ class RaySource(WorkerSource):
         self._short_at = 0.0
 
     def start(self) -> None:
-        import ray
-
-        if not ray.is_initialized():  # only now, because local workers are forked
-            ray.init(address=self._workers.address, log_to_driver=False)
+        connect_to_ray(self._workers.address)  # only now, because local workers are forked
         threading.Thread(target=self._look, name="energon-lite-actors", daemon=True).start()
 
     def take(self, alone: bool) -> Sequence[RemoteHandle]:

@@ -52,7 +52,7 @@ class PoolOptions:
         max_bytes_in_flight: no further job is begun while the results that wait for their turn, and the expected
             results of running jobs, exceed this size in bytes. The job whose result is requested is begun anyway.
         trace: results carry timing records.
-        prefetch_factor: jobs that each worker is given before their turn; more if they are tiny.
+        prefetch_factor: jobs that each worker is given before their turn; more if they are tiny, or some take long.
 
     Raises:
         UsageError: an unknown value of a choice, or a number below 1.
@@ -217,7 +217,8 @@ class Executor(Protocol):
         return
 
     def ahead(self, jobs: int) -> int:
-        """Return the number of jobs to submit before their turn, at least ``jobs``: more if jobs are tiny."""
+        """Return the number of jobs to submit before their turn, at least ``jobs``: more if they are tiny, or some take
+        long."""
         return jobs
 
     @property

@@ -14,19 +14,22 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
-from energon_lite.loading.executors.worker_handle import WorkerHandle, end_workers, kill_workers, local_handle
+from energon_lite.loading.executors.worker_handle import (
+    WorkerHandle,
+    end_workers,
+    fewest_jobs,
+    kill_workers,
+    local_handle,
+)
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
-
-__all__ = ["WorkerPool", "fewest_jobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ _WORTH_WAKING = 4e-3
 _WITH_USER = 4
 #: Seconds that workers have to finish their job when the pool is closed.
 _LEAVE = 2.0
+#: Further jobs that are ahead because some take long, for each other one, at most; their share after each result.
+_MOST_AHEAD, _LEFT = 16, 0.999
 #: Assumed seconds of a job while none has been measured: the first jobs, and those after a death, are sent one by one.
 _UNKNOWN = 1.0
 
@@ -90,6 +95,7 @@ class WorkerPool(Executor):
         self._done: dict[int, Result | BaseException] = {}
         self._deaths: dict[int, float] = {}
         self._awaited = 0  # the ticket whose result is requested
+        self._more = 0.0  # jobs to submit before their turn, because others had no work during a long one
         self.total_deaths = 0
         self._closing = False
         self._workers: list[WorkerHandle] = []
@@ -137,8 +143,10 @@ class WorkerPool(Executor):
             self._waiting.remove(ticket)
             self._waiting.appendleft(ticket)
         self._dispatch()
+        began, usual, is_idle = time.monotonic(), self._seconds, False
         try:
             while ticket not in self._done:
+                is_idle = is_idle or (not self._waiting and not all(worker.tickets for worker in self._workers))
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
                     deadline = self._too_slow(ticket)
@@ -147,6 +155,9 @@ class WorkerPool(Executor):
             if self._is_open:
                 raise
             raise WorkerError("the loader was closed while another thread waited for a batch") from None
+        self._more *= _LEFT
+        if is_idle:
+            self._more += (time.monotonic() - began) / usual * len(self._workers)
         outcome = self._done.pop(ticket)
         self._sizes.pop(ticket, None)
         self._whole = True
@@ -164,7 +175,8 @@ class WorkerPool(Executor):
 
     def ahead(self, jobs: int) -> int:
         depth = self._depth
-        return jobs if depth <= self._base_depth else max(jobs, 2 * depth * len(self._workers))
+        self._more = min(self._more, _MOST_AHEAD * jobs)
+        return max(jobs + int(self._more), 0 if depth <= self._base_depth else 2 * depth * len(self._workers))
 
     def cancel(self) -> None:
         # Jobs that were sent are finished; their results are dropped when they come, because their tickets are unknown.
@@ -385,9 +397,3 @@ class WorkerPool(Executor):
                 return time.monotonic() + limit
         logger.warning("%s: micro-batch %s; still waiting%s", what, number, stacks)
         return None
-
-
-def fewest_jobs(workers: Sequence[WorkerHandle], most: int) -> WorkerHandle | None:
-    """Return the worker with the fewest jobs; None: all have more than ``most``."""
-    worker = min(workers, key=lambda worker: len(worker.tickets), default=None)
-    return worker if worker is not None and len(worker.tickets) <= most else None

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from energon_lite.entry_points import load, unit_runners
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, WorkerError, listed
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table, Work
@@ -55,7 +56,8 @@ class ShardedJob(Generic[U, R]):
         ranks: the ranks that share the work; None: this process alone.
         workers: processes of this rank; None: one per core.
         alone: seconds of work up to which no helpers are started.
-        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.job.run_units`.
+        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.job.run_units`. It can be
+            pickled if ``ranks.elsewhere`` is given.
         known: units whose results the caller has from elsewhere.
         again: returns True for a result that should be computed again.
         what: plural name of the units in messages.
@@ -90,6 +92,9 @@ class ShardedJob(Generic[U, R]):
         self.made: list[U] = []
         self.errors: dict[U, EnergonLiteError] = {}
         self._run = run or partial(run_units, work, workers=self.ranks.workers(workers), alone=alone)
+        if self.ranks.elsewhere is not None:
+            option, value = self.ranks.elsewhere
+            self._run = partial(load(unit_runners()[option].target), self._run, value)
         self._known = frozenset(known)
         self._again = again
         self._what = what
@@ -222,7 +227,7 @@ def run_units(
     Args:
         work: the work on a unit.
         units: the units to do.
-        workers: processes at most, this one included: it works while its helpers start.
+        workers: processes at most, this one included: it works while its helpers start; 0: as 1.
         alone: seconds of work up to which no helpers are started.
 
     Yields:
@@ -230,7 +235,7 @@ def run_units(
     """
     left, start = deque(units), time.monotonic()
     count, last = 0, 0.0
-    while left and (workers == 1 or len(left) == 1 or _is_little(count, last, len(left), start, alone)):
+    while left and (workers < 2 or len(left) == 1 or _is_little(count, last, len(left), start, alone)):
         begin, unit = time.monotonic(), left.popleft()
         yield unit, _perform(work, unit)
         count, last = count + 1, time.monotonic() - begin

@@ -27,6 +27,8 @@ class Ranks:
         rank: 0 .. world_size - 1.
         world_size: number of processes; each does its share, and rank 0 combines the results.
         timeout: seconds that rank 0 waits without any progress of the others.
+        elsewhere: option of a :class:`~energon_lite.entry_points.UnitRunner`, and its value, by which this rank's
+            share is done elsewhere, not in processes here.
 
     Example:
         >>> Ranks(rank=1, world_size=3).share(["a", "b", "c", "d", "e"])
@@ -36,6 +38,7 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     timeout: float = 600.0
+    elsewhere: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -58,7 +61,10 @@ class Ranks:
         return self.share(items) if self.rank else list(items)
 
     def workers(self, asked: int | None) -> int:
-        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores."""
+        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores. It is 0, which
+        stands for the process that runs a unit, if units are done elsewhere."""
+        if self.elsewhere is not None:
+            return 0
         if asked is not None:
             return asked
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1

@@ -60,7 +60,7 @@ def test_data_sets_of_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path))
     path = EPath("dss://charts@v0/x.txt")
     path.write_text("a")
-    assert (tmp_path / "charts@v0" / "x.txt").read_text() == "a" and os.fspath(path).startswith(str(tmp_path))
+    assert (tmp_path / "charts" / "v0" / "x.txt").read_text() == "a" and os.fspath(path).startswith(str(tmp_path))
     assert path.is_local() and path.display_name == "charts@v0" and path.read_text() == "a"
 
 

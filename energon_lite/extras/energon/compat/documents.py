@@ -8,7 +8,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 import numpy as np
@@ -94,7 +94,7 @@ class JsonParser:
         if origin in (Union, types.UnionType):
             return self._of_any(raw_data, of, allow_imports, _path)
         if _is_record(inst_type):
-            return self._record(raw_data, inst_type, inner, _path)
+            return self._record(raw_data, inst_type, allow_imports, _path)
         if origin in (list, set, tuple):
             _see(isinstance(raw_data, list), raw_data, inst_type, _path)
             if origin is tuple and of[-1] is not Ellipsis:
@@ -125,20 +125,30 @@ class JsonParser:
         Raises:
             ConfigError: an argument is missing, unknown, or not of its type.
         """
-        hints = {name: kind for name, kind in typing.get_type_hints(fn).items() if name != "return"}
+        if not isinstance(raw_data, Mapping):
+            names = inspect.signature(fn).parameters
+            _see(len(raw_data) <= len(names), raw_data, fn, "root")
+            raw_data = dict(zip(names, raw_data, strict=False))
+        return fn(**self._arguments(raw_data, fn, allow_imports, "root"))
+
+    def _arguments(
+        self, raw: Mapping[str, Any], fn: Callable[..., Any], allow_imports: bool, path: str, strict: bool = True
+    ) -> dict[str, Any]:
+        """Convert the arguments of a function, or the fields of a record, by their names."""
         parameters = inspect.signature(fn).parameters
-        given = raw_data if isinstance(raw_data, Mapping) else dict(zip(parameters, raw_data, strict=False))
-        _see(len(given) == len(raw_data), raw_data, fn, "root")
-        unknown = set(given) - set(parameters)
-        _see(not unknown, sorted(unknown), fn, "root")
-        needed = {name for name, argument in parameters.items() if argument.default is argument.empty} - set(given)
-        _see(not needed, raw_data, fn, "root")
-        return fn(
-            **{
-                name: self.raw_to_typed(value, hints.get(name, Any), allow_imports, f"root.{name}")
-                for name, value in given.items()
-            }
-        )
+        unknown = [name for name in raw if name not in parameters] if strict else []
+        if unknown:
+            fix = did_you_mean(unknown[0], list(parameters), f"use some of: {', '.join(parameters)}")
+            raise ConfigError(f"{fn.__name__} has no {unknown[0]!r}", at=path, fix=fix)
+        needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        if missing := [name for name in needed if name not in raw]:
+            raise ConfigError(f"{fn.__name__} needs {missing[0]!r}", at=path, fix="write it")
+        hints = typing.get_type_hints(fn)
+        return {
+            name: self.raw_to_typed(raw[name], hints.get(name, Any), allow_imports, f"{path}.{name}")
+            for name in parameters
+            if name in raw
+        }
 
     def _of_any(self, raw: Any, kinds: tuple[Any, ...], allow_imports: bool, path: str) -> Any:
         errors = []
@@ -149,19 +159,9 @@ class JsonParser:
                 errors.append(error)
         raise max(errors, key=lambda error: len(error.at or ""))  # the error deepest in the data
 
-    def _record(self, raw: Any, kind: Any, inner: Callable[[Any, Any, object], Any], path: str) -> Any:
+    def _record(self, raw: Any, kind: Any, allow_imports: bool, path: str) -> Any:
         _see(isinstance(raw, dict), raw, kind, path)
-        names = dict(_fields_of(kind))
-        unknown = [name for name in raw if name not in names] if self.strict else []
-        if unknown:
-            fix = did_you_mean(unknown[0], list(names), f"use some of: {', '.join(names)}")
-            raise ConfigError(f"{kind.__name__} has no {unknown[0]!r}", at=path, fix=fix)
-        hints, given = typing.get_type_hints(kind), {}
-        for name, is_needed in names.items():
-            if name in raw:
-                given[name] = inner(raw[name], hints[name], name)
-            elif is_needed:
-                raise ConfigError(f"{kind.__name__} needs {name!r}", at=path, fix="write it")
+        given = self._arguments(raw, kind, allow_imports, path, self.strict)
         try:
             return kind(**given)
         except Exception as error:
@@ -205,16 +205,6 @@ def load_config(
 
 def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_field_defaults"))
-
-
-def _fields_of(kind: Any) -> Iterator[tuple[str, bool]]:
-    """Yield the fields of a dataclass or named tuple, and whether each is required."""
-    if dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            if field.init:
-                yield field.name, field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    else:
-        yield from ((name, name not in kind._field_defaults) for name in kind._fields)
 
 
 def _see(good: bool, raw: Any, kind: Any, path: str) -> None:

@@ -14,13 +14,10 @@ import numpy as np
 import torch
 import yaml
 
-from energon_lite.batching.collate import batch_pad_stack as _batch_pad_stack
-from energon_lite.batching.collate import batch_stack as _batch_stack
 from energon_lite.batching.collate import generic_batch as _generic_batch
 from energon_lite.errors import FatalSampleError, SkipSample, field_of
 from energon_lite.hooks import DefaultTaskEncoder as _DefaultTaskEncoder
 from energon_lite.hooks import TaskEncoder as _TaskEncoder
-from energon_lite.hooks import basic_sample_keys as _basic_sample_keys
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
 from energon_lite.hooks.marks import failure_tolerance_of
 from energon_lite.loading.makers.hook_errors import FATAL
@@ -34,11 +31,6 @@ __all__ = [
     "FilteredSample",
     "PinMemoryMixin",
     "TaskEncoder",
-    "add_source_info",
-    "basic_sample_keys",
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
     "default_get_batch_keys",
     "format_sample_compact",
     "format_sample_detailed",
@@ -78,33 +70,6 @@ def generic_batch(batch: Sequence[Any]) -> Any:
     return _generic_batch(batch, 0)
 
 
-def batch_list(batch: Sequence[Any]) -> list[Any]:
-    """Return the values as a list."""
-    return list(batch)
-
-
-def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of equal shape."""
-    return _batch_stack(batch)
-
-
-def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pad tensors with zeros, and stack them."""
-    return _batch_pad_stack(batch)
-
-
-def basic_sample_keys(crude_sample: Any, additional_source_info: tuple[SourceInfo, ...] = ()) -> dict[str, Any]:
-    """Return the fields that a sample takes over from the sample it is made of.
-
-    Args:
-        additional_source_info: sources of further data read for it.
-    """
-    keys = _basic_sample_keys(crude_sample)
-    if additional_source_info:
-        keys["__sources__"] = (*(keys["__sources__"] or ()), *additional_source_info)
-    return keys
-
-
 def get_stateless(fn: Callable[..., Any]) -> bool:
     """Return whether a hook has the mark ``stateless``; hooks without the mark are treated as stateless, too."""
     return bool(getattr(fn, "__stateless__", False))
@@ -132,6 +97,7 @@ _log = logging.getLogger(__name__)
 SYSTEM_EXCEPTIONS = (*FATAL, MemoryError, ReferenceError)
 
 
+@dataclasses.dataclass
 class ErrorContext:
     """Counter of consecutive failures of one processing step.
 
@@ -141,11 +107,10 @@ class ErrorContext:
         tolerance: number of consecutive failures that end the iteration; 0 for no limit.
     """
 
-    def __init__(self, name: str, handler: Callable[..., None] | None, tolerance: int = 100):
-        self.name = name
-        self.handler = handler
-        self.tolerance = tolerance
-        self._failures = 0
+    name: str
+    handler: Callable[..., None] | None
+    tolerance: int = 100
+    _failures: int = dataclasses.field(default=0, init=False)
 
     def reset(self) -> None:
         """Reset the counter."""
@@ -234,15 +199,6 @@ class FilteredSample(TypedDict):
     __shard__: str
     __restore_key__: tuple[Any, ...]
     __sources__: tuple[SourceInfo, ...]
-
-
-def add_source_info(sample: Any, *source_infos: SourceInfo) -> Any:
-    """Add sources to a sample, for further files that were read for it."""
-    if isinstance(sample, dict):
-        sample["__sources__"] = (*(sample.get("__sources__") or ()), *source_infos)
-    elif hasattr(sample, "__sources__"):
-        sample.__sources__ = (*(sample.__sources__ or ()), *source_infos)
-    return sample
 
 
 def get_source_info(sample: Any) -> list[SourceInfo] | None:

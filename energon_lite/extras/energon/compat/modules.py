@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY"]
+import re
+
+__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY", "VERSION"]
 
 PACKAGE = "megatron.energon"
+#: Version of Energon whose names are provided.
+VERSION = "7.4.1"
 
 _SAMPLES = """CaptioningSample CaptioningWebdataset CrudeSample CrudeWebdataset ImageClassificationSample
 ImageClassificationWebdataset ImageSample ImageWebdataset InterleavedSample InterleavedWebdataset MultiChoiceVQASample
 MultiChoiceVQAWebdataset OCRSample OCRWebdataset Sample SimilarityInterleavedSample SimilarityInterleavedWebdataset
 TextSample TextWebdataset VidQASample VidQAWebdataset VQAOCRWebdataset VQASample VQAWebdataset SavableDataset"""
+_FLAVORS = "Captioning Crude Image ImageClassification Interleaved OCR SimilarityInterleaved Text VidQA VQA"
 _FACTORIES = """BaseWebdatasetFactory DefaultDecoderWebdatasetFactory DefaultGenericWebdatasetFactory
 JoinedWebdatasetFactory SampleDecoder StandardWebdatasetFactory"""
 _JSONL = "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory"
@@ -33,6 +38,12 @@ RandomHorizontalFlipMapper RandomVerticalFlipMapper RandomRotationMapper RandomP
 _NODES = """AuxDatasetReference AuxFilesystemReference BlendDatasetReference BlendEpochizedDatasetReference
 BlendEpochizedJoinDatasetReference BlendJoinDatasetReference BlendRepetitionsMixin BlendWeightMixin DatasetReference
 JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized MetadatasetJoin Subset SubsetRatioMixin"""
+
+
+def _module_of(name: str) -> str:
+    """Return the name of the module of a class."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
 
 #: Modules with a click command.
 COMMANDS = tuple(
@@ -64,19 +75,10 @@ MODULES: dict[str, str] = {
     "flavors": f"{_SAMPLES} {_FACTORIES} {_JSONL} {_AV} {_FLAVORS_AV} BaseCoreDatasetFactory PinMemoryMixin",
     "flavors.base_dataset": """BaseCoreDatasetFactory ExtendableDataclassMixin PinMemoryMixin Sample SavableDataset
         State add_sample_restore_key legacy_handler set_sample_restore_key""",
-    "flavors.captioning": "CaptioningSample CaptioningWebdataset",
-    "flavors.crude": "CrudeSample CrudeWebdataset",
-    "flavors.image": "ImageSample ImageWebdataset",
-    "flavors.image_classification": "ImageClassificationSample ImageClassificationWebdataset",
-    "flavors.interleaved": "InterleavedSample InterleavedWebdataset",
+    **{f"flavors.{_module_of(kind)}": f"{kind}Sample {kind}Webdataset" for kind in _FLAVORS.split()},
     "flavors.jsonl": _JSONL,
     "flavors.jsonl.crude_jsonl_dataset": _JSONL,
     "flavors.multichoice_vqa": "MultiChoiceVQASample MultiChoiceVQAWebdataset",
-    "flavors.ocr": "OCRSample OCRWebdataset",
-    "flavors.similarity_interleaved": "SimilarityInterleavedSample SimilarityInterleavedWebdataset",
-    "flavors.text": "TextSample TextWebdataset",
-    "flavors.vid_qa": "VidQASample VidQAWebdataset",
-    "flavors.vqa": "VQASample VQAWebdataset",
     "flavors.vqa_and_ocr": "VQAOCRSample VQAOCRWebdataset",
     "flavors.webdataset": f"{_FACTORIES} {_AV} {_FLAVORS_AV}",
     "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory",
@@ -127,22 +129,11 @@ MODULES: dict[str, str] = {
     "typed_converter": "JsonParser JsonValueError to_json_object",
     "worker": "WorkerConfig",
     "wrappers": f"{_WRAPPERS} SkipSample",
+    **{f"wrappers.{_module_of(name)}": name for name in _WRAPPERS.split() if name.endswith("Dataset")},
     "wrappers.base": "BaseWrapperDataset SampleIndex get_sample_restore_key",
-    "wrappers.batch_dataset": "BatchDataset",
-    "wrappers.blend_dataset": "BlendDataset",
-    "wrappers.concat_dataset": "ConcatDataset",
-    "wrappers.epochize_dataset": "EpochizeDataset",
-    "wrappers.filter_dataset": "FilterDataset",
     "wrappers.gc_dataset": "GcDataset GcFreezeError gc_init_worker",
     "wrappers.group_batch_dataset": "Bucket GroupBatchDataset",
-    "wrappers.iter_map_dataset": "IterMapDataset",
-    "wrappers.limit_dataset": "LimitDataset",
-    "wrappers.log_sample_dataset": "LogSampleDataset",
-    "wrappers.map_dataset": "MapDataset",
     "wrappers.mix_batch_dataset": "MixBatchDataset concat_pad generic_concat homogeneous_concat_mix",
-    "wrappers.packing_dataset": "PackingDataset",
-    "wrappers.repeat_dataset": "RepeatDataset",
-    "wrappers.shuffle_buffer_dataset": "ShuffleBufferDataset",
     "wrappers.skip": "SkipSample",
     "wrappers.watchdog_dataset": "WatchdogDataset",
 }

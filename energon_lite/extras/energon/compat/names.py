@@ -77,10 +77,9 @@ NAMES: dict[str, Name] = {
     # -- the same things in other places
     **_same(
         f"{_ROOM}.compat.hooks",
-        """basic_sample_keys batch_list batch_pad_stack batch_stack log_exception reraise_exception get_stateless
-        get_failure_tolerance get_cooker_need_cache get_cooker_need_primary get_sample_restore_key legacy_handler
-        add_source_info get_source_info default_get_batch_keys format_sample_compact format_sample_detailed
-        SYSTEM_EXCEPTIONS handle_restore_errors""",
+        """log_exception reraise_exception get_stateless get_failure_tolerance get_cooker_need_cache
+        get_cooker_need_primary get_sample_restore_key legacy_handler get_source_info default_get_batch_keys
+        format_sample_compact format_sample_detailed SYSTEM_EXCEPTIONS handle_restore_errors""",
     ),
     **_same(
         f"{_ROOM}.compat.loaders",
@@ -191,6 +190,7 @@ NAMES: dict[str, Name] = {
         for name in MODULES["flavors"].split()
         if name.endswith("Webdataset") and name != "CrudeWebdataset"
     },
+    "__version__": _compat("modules:VERSION"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": _command(module) for module in COMMANDS},
     **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},

@@ -16,10 +16,11 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.assembly import assembled
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.options import Chunks
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -40,8 +41,8 @@ __all__ = [
     "FactoryLoader",
     "JoinedWebdatasetFactory",
     "LeafFactory",
+    "OneLeafFactory",
     "SampleT",
-    "singles",
 ]
 
 SampleT = TypeVar("SampleT", default=Any)
@@ -80,7 +81,47 @@ class BaseCoreDatasetFactory(ABC, Generic[SampleT]):
         raise UsageError(f"{type(self).__name__} is not a file store", fix="name it under `aux` in a metadataset")
 
 
-class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
+class OneLeafFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
+    """Base class of the factories for the samples of one leaf, unchanged.
+
+    Attributes:
+        training: True for an endless, shuffled data set; False for each sample once, in order.
+        worker_config: configuration of this rank.
+        shuffle_over_epochs: number of epochs to mix; -1: draw with replacement; None: do not shuffle.
+    """
+
+    training: bool
+    worker_config: WorkerConfig
+    shuffle_over_epochs: int | None
+
+    @abstractmethod
+    def opened(self) -> tuple[Leaf, LeafIdentity]:
+        """Return the leaf, with its files, and its identity."""
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        """Build the data set; see :class:`BaseCoreDatasetFactory`. The offset has no effect."""
+        leaf, identity = self.opened()
+        seed, length = self.worker_config.seed_offset, len(leaf.source)
+        order: Order = ConcatOrder([length])
+        if self.training:
+            stream = LeafOrder(length, hash_ints(seed, leaf.key), self.shuffle_over_epochs)
+            order = BlendOrder([stream], [1.0], hash_ints(seed, _LEAF))
+        settings: Mapping[str, Any] = {"kind": "factory", "training": self.training, "seed": seed}
+        return assembled(
+            order,
+            Identity(settings, (identity,)),
+            Chunks(),
+            None,
+            batch_size=None,
+            refill=self.training,
+            leaves=(leaf,),
+            weights=None,
+            task_encoder=TaskEncoder[Any, Any, Any, Any](),
+            worker_config=self.worker_config,
+        )
+
+
+class DatasetFactory(OneLeafFactory[SampleT], Generic[SampleT]):
     """Factory for the samples of one folder, file or URL.
 
     Args:
@@ -155,13 +196,11 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """Build the data set; see :class:`BaseCoreDatasetFactory`. The offset has no effect."""
+    def opened(self) -> tuple[Leaf, LeafIdentity]:
         source, data = self.source, data_digest(self.source)
         key = hash_ints(_LEAF, hash_text(data), 0)
         leaf = Leaf(f"{self.name}[{self.split_part}]", source, self.sample_loader_of(source), key)
-        identity = LeafIdentity(self.spec.path, len(source), data, contents=f"{data} {source.contents}")
-        return singles(leaf, identity, self.worker_config, training=self.training, epochs=self.shuffle_over_epochs)
+        return leaf, LeafIdentity(self.spec.path, len(source), data, contents=f"{data} {source.contents}")
 
     def config(self) -> dict[str, Any]:
         """Return the settings as plain data."""
@@ -178,30 +217,7 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         return f"{type(self).__name__}(path={self.path})"
 
 
-def singles(
-    leaf: Leaf, identity: LeafIdentity, worker_config: WorkerConfig, *, training: bool, epochs: int | None
-) -> SavableDataset:
-    """Build the data set of a leaf's single samples, unchanged."""
-    seed, length = worker_config.seed_offset, len(leaf.source)
-    order: Order = ConcatOrder([length])
-    if training:
-        order = BlendOrder([LeafOrder(length, hash_ints(seed, leaf.key), epochs)], [1.0], hash_ints(seed, _LEAF))
-    settings: Mapping[str, Any] = {"kind": "factory", "training": training, "seed": seed}
-    return assembled(
-        order,
-        Identity(settings, (identity,)),
-        Chunking(),
-        None,
-        batch_size=None,
-        refill=training,
-        leaves=(leaf,),
-        weights=None,
-        task_encoder=TaskEncoder[Any, Any, Any, Any](),
-        worker_config=worker_config,
-    )
-
-
-class LeafFactory(BaseCoreDatasetFactory):
+class LeafFactory(OneLeafFactory[SampleT], Generic[SampleT]):
     """Factory for a leaf of a metadataset.
 
     Args:
@@ -235,16 +251,14 @@ class LeafFactory(BaseCoreDatasetFactory):
         (leaf,), (identity,) = open_leaves([self.spec], TaskEncoder[Any, Any, Any, Any](), self._trusts)
         return leaf, identity
 
+    def opened(self) -> tuple[Leaf, LeafIdentity]:
+        return self._opened
+
     def __len__(self) -> int:
         return len(self._opened[0].source)
 
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """Build the data set; see :class:`~energon_lite.extras.energon.factories.base.BaseCoreDatasetFactory`."""
-        epochs = self.shuffle_over_epochs
-        return singles(*self._opened, self.worker_config, training=self.training, epochs=epochs)
 
-
-class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
+class JoinedWebdatasetFactory(LeafFactory[SampleT], Generic[SampleT]):
     """Raises an error: it would need an index that Energon makes ahead. A ``join`` in a metadataset needs none."""
 
     def __init__(self, inner_datasets: Any, *, joiner: Any, join_index: Any = None, **kwargs: Any):
@@ -253,12 +267,6 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
             fix="write the join in a metadataset (`join:` with `joiner:`), as a file or as a dict, and give that to "
             "get_train_dataset",
         )
-
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -272,14 +280,9 @@ class FactoryLoader(SampleLoader):
     load_sample: Callable[[dict[str, Any]], Any] = dict
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
-        base = {
-            "__key__": raw.key,
-            "__shard__": raw.source.shard_name,
-            "__restore_key__": restore_key,
-            "__sources__": (raw.source,),
-        }
-        sample = self.load_sample(CrudeSample(raw.parts, **base))
         own = {"__restore_key__": restore_key, "__sources__": (raw.source,)}
+        base = {"__key__": raw.key, "__shard__": raw.source.shard_name, **own}
+        sample = self.load_sample(CrudeSample(raw.parts, **base))
         if isinstance(sample, dict):
             labels = {**(sample.get("__subflavors__") or {}), **self.subflavors}
             return CrudeSample({**base, **sample, **own, "__subflavors__": labels})

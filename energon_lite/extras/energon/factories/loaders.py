@@ -200,14 +200,10 @@ class DatasetLoader(DatasetLoaderInterface):
     def get_dataset(
         self,
         *,
-        training: bool,
         split_part: str | None = None,
-        worker_config: WorkerConfig,
-        subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs: int | None = 1,
         split_config: str | None = None,
         dataset_config: str | None = None,
-        subset: Any = None,
         **kwargs: Any,
     ) -> BaseCoreDatasetFactory:
         """Return the factory; arguments as for :meth:`get_datasets`.
@@ -221,15 +217,7 @@ class DatasetLoader(DatasetLoaderInterface):
         loader = replace(
             self, dataset_config=dataset_config or self.dataset_config, split_config=split_config or self.split_config
         )
-        made = loader.get_datasets(
-            training=training,
-            split_part=split,
-            worker_config=worker_config,
-            subflavors=subflavors,
-            shuffle_over_epochs_multiplier=shuffle_over_epochs,
-            subset=subset,
-            **kwargs,
-        )
+        made = loader.get_datasets(split_part=split, shuffle_over_epochs_multiplier=shuffle_over_epochs, **kwargs)
         return made.datasets[0].dataset
 
 
@@ -311,24 +299,16 @@ def get_dataset_from_config(
     split_config: str | None = None,
     split_part: str | None = None,
     training: bool = True,
-    subflavors: Mapping[str, Any] | None = None,
     sample_type: type | None = None,
-    worker_config: WorkerConfig,
     **kwargs: Any,
 ) -> BaseCoreDatasetFactory:
-    """Return the factory that a data set's dataset.yaml names.
+    """Return the factory that a data set's dataset.yaml names. Arguments as for :meth:`DatasetLoader.get_dataset`.
 
     Raises:
         UsageError: its samples are not of ``sample_type``.
     """
     loader = DatasetLoader(path=path, dataset_config=dataset_config, split_config=split_config)
-    factory = loader.get_dataset(
-        training=training,
-        split_part=split_part or "train",
-        worker_config=worker_config,
-        subflavors=subflavors,
-        **kwargs,
-    )
+    factory = loader.get_dataset(training=training, split_part=split_part or "train", **kwargs)
     kind = factory.__sample_type__
     if sample_type is not None and not (isinstance(kind, type) and issubclass(kind, sample_type)):
         raise UsageError(f"its samples are {kind}, not {sample_type.__name__}", where=os.fspath(path))

@@ -16,14 +16,14 @@ from energon_lite.extras.energon.wrappers.streams import (
     BlendStream,
     ConcatStream,
     ItemStream,
-    LimitStream,
-    RepeatStream,
+    PassStream,
     ShuffleStream,
+    limited,
+    repeated,
 )
 from energon_lite.extras.energon.wrappers.wrapper import (
     Parts,
     WrapperDataset,
-    function_name,
     is_by_content,
     looped,
     parts_of,
@@ -84,7 +84,7 @@ class RepeatDataset(WrapperDataset):
 
     def parts(self) -> Parts:
         inner = super().parts()
-        return replace(inner, stream=RepeatStream(inner.stream, self.repeats))
+        return replace(inner, stream=repeated(inner.stream, self.repeats))
 
     @cached_property
     def resolved(self) -> SavableDataset:
@@ -129,7 +129,7 @@ class LimitDataset(WrapperDataset):
 
     def parts(self) -> Parts:
         inner = super().parts()
-        limit = LimitStream(inner.stream, self.length * self.worker_config.world_size)
+        limit = limited(inner.stream, self.length * self.worker_config.world_size)
         return replace(inner, stream=limit, depends_on_ranks=True)
 
     @cached_property
@@ -138,8 +138,7 @@ class LimitDataset(WrapperDataset):
             return looped(self, Loop("limit", self.length))
         inner = super().parts()
         # All passes are equal to the first one.
-        stream = LimitStream(inner.stream, _FOREVER if inner.stream.per_pass is None else inner.stream.per_pass)
-        return self.planned(replace(inner, stream=stream), limit=self.length)
+        return self.planned(replace(inner, stream=limited(inner.stream, _FOREVER)), limit=self.length)
 
 
 class EpochizeDataset(WrapperDataset):
@@ -161,14 +160,14 @@ class EpochizeDataset(WrapperDataset):
     def parts(self) -> Parts:
         inner = super().parts()
         length = self.length * self.worker_config.world_size
-        return replace(inner, stream=LimitStream(inner.stream, length, goes_on=True), depends_on_ranks=True)
+        return replace(inner, stream=PassStream(inner.stream, length, length), depends_on_ranks=True)
 
     @cached_property
     def resolved(self) -> SavableDataset:
         if is_by_content(self.dataset):
             return looped(self, Loop("epoch", self.length))
         inner = super().parts()
-        return self.planned(replace(inner, stream=RepeatStream(inner.stream)), loop_length=self.length)
+        return self.planned(replace(inner, stream=repeated(inner.stream)), loop_length=self.length)
 
 
 #: Mixing of a blend.
@@ -281,7 +280,7 @@ class MapDataset(WrapperDataset):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        function = ItemFunction(map_fn, function_name(map_fn), tolerance=failure_tolerance)
+        function = ItemFunction(map_fn, tolerance=failure_tolerance)
         super().__init__(
             dataset, worker_config=worker_config, text=f", {function.name}", map_fn=map_fn, function=function
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,14 +12,14 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.loops import Loop, Loops, is_endless, length_of, loops_of
-from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
+from energon_lite.extras.energon.wrappers.streams import ItemStream, PassStream, PlanStream
 from energon_lite.loading.iterators.dataset import Identity, SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
+__all__ = ["Parts", "WrapperDataset", "parts_of"]
 
 
 #: Tag that separates the hashes of this purpose from those of others.
@@ -141,11 +142,12 @@ class WrapperDataset(SavableDataset):
             clear = len(inside) <= _IN_CLEAR
             settings[f"data set {number}"] = dict(dataset.identity.settings) if clear else dataset.identity.fingerprint
         if len(str(settings)) > 1500:
-            settings = {"kind": "wrapped", "wrappers": hash_text_of(settings)}
+            digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+            settings = {"kind": "wrapped", "wrappers": digest}  # they are too long for a state
         if parts.depends_on_ranks:
             settings["ranks"] = self.worker_config.world_size
         return ItemsDataset(
-            plan=FixedPlan(ItemOrder(parts.stream), batch_size, drop_last=drop_last),
+            plan=FixedPlan(parts.stream, batch_size, drop_last=drop_last),
             branches=branches,
             batcher=batcher,
             title=str(self),
@@ -232,7 +234,9 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
         if dataset.limit is not None:
             count = min(count, dataset.limit * world)
     depends = bool(loop) or dataset.limit is not None or (dataset.drop_last and count is not None)
-    stream = PlanStream(count, loop * world if loop else None)
+    stream: ItemStream = PlanStream(count)
+    if loop:
+        stream = PassStream(stream, loop * world, loop * world)
     return Parts(stream, (Branch(dataset),), depends_on_ranks=depends)
 
 
@@ -256,21 +260,6 @@ def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
     return replace(inner, loops=Loops(loops), identity=replace(inner.identity, settings=settings))
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    """Return the name of a user's function."""
-    return str(getattr(function, "__qualname__", None) or type(function).__name__)
-
-
 def name_of(dataset: SavableDataset) -> str:
     """Return the name of a data set in the description of a wrapper."""
     return str(dataset) if isinstance(dataset, WrapperDataset) else type(dataset).__name__
-
-
-def hash_text_of(settings: Any) -> str:
-    """Return a digest of settings that are too long for a state."""
-    import hashlib
-
-    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-
-
-assert is_dataclass(SavableDataset)

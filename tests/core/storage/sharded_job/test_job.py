@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.entry_points import UnitRunner
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.sharded_job import job as helpers
-from energon_lite.storage.sharded_job.job import ShardedJob
+from energon_lite.storage.sharded_job.job import Outcome, Runner, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from tests.number_units import Squares, done, write_inputs
 from tests.testing import in_time, killed_at_every_step
@@ -197,3 +199,20 @@ def test_a_result_that_goes_after_it_was_found(fresh: Path) -> None:
     job.work.remove()
     with pytest.raises(DatasetError, match=r"result of number 0 was damaged or removed[\s\S]*run again"):
         job.read(0)
+
+
+def _in_a_copy(run: Runner[int], place: str, units: Sequence[int]) -> Generator[tuple[int, Outcome], None, None]:
+    """Do units last first, each by a copy of the runner, as another process would."""
+    assert place == "there"
+    for unit in reversed(units):
+        yield from pickle.loads(pickle.dumps(run))([unit])
+
+
+def test_units_are_done_elsewhere(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(fresh, ["3", "no", "12"])
+    far = {"far": UnitRunner(f"{__name__}:_in_a_copy", "", "")}
+    monkeypatch.setattr(helpers, "unit_runners", lambda: far)
+    job = job_of(fresh, 3, Ranks(elsewhere=("far", "there")), workers=4)
+    job.run()
+    assert done(fresh) == [2, 1, 0]
+    assert [*job.errors] == [1] and [job.read(unit) for unit in (0, 2)] == [9, 144]
