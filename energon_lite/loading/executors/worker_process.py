@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
+from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.segments import Segments, SegmentWriter, WorkerCrashLog
 from energon_lite.loading.executors.transport import Message, WholeMessages, pack, receive, send, unpack, unsendable
 from energon_lite.loading.makers.batch_runner import Job
@@ -165,7 +166,7 @@ def serve(
     runner: JobRunner,
     trainer: int,
     by_kernel: bool,
-    inherited: Sequence[Closable],
+    inherited: Sequence[Channel | Connection],
     trace: bool,
     peers: int,
 ) -> None:
@@ -208,13 +209,6 @@ def serve(
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the exit handlers that a fork copies from the trainer.
     os._exit(code)
-
-
-class Closable(Protocol):
-    """Object with a descriptor that a forked process closes."""
-
-    def close(self) -> None:
-        """Close the descriptor."""
 
 
 class TrainerEnd(Protocol):

@@ -43,7 +43,7 @@ def plan_of(count: int, step: int, *, costs: bool = True, seed: int = 0) -> Toke
         seed=seed,
         step=step,
         costs=CostColumns(MODEL, [others]) if costs else None,
-        chunk=1 << 15,
+        chunk=128 * step,  # ten steps, of which seven are looked at
     )
 
 

@@ -65,19 +65,6 @@ def error(counts: np.ndarray, expected: list[Fraction]) -> float:
 # -- counts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_ramp() -> None:
-    """0.9 and 0.1 to 0.1 and 0.9 over a million positions."""
-    leaf, position = StagedBlend(RAMP, key=1).lookup(np.arange(1_100_000))
-    seconds = np.r_[0, np.cumsum(leaf)]
-    for end in [*range(0, 1_100_000, BLOCK), 10**6]:
-        x = min(end, 10**6)
-        integral = Fraction(x, 10) + Fraction(8, 10) * Fraction(x * x, 2 * 10**6) + Fraction(9, 10) * (end - x)
-        assert abs(float(int(seconds[end]) - integral)) <= 1
-    for number in range(2):
-        assert np.array_equal(position[leaf == number], np.arange(np.count_nonzero(leaf == number)))
-    assert abs(np.bincount(leaf[500_000 - BLOCK : 500_000 + BLOCK])[0] - BLOCK) < 30  # half and half in the middle
-
-
 @given(stages=staged(), key=st.integers(0, 2**64 - 1))
 def test_counts_follow_the_integral_and_streams_go_on(stages: tuple[Stage, ...], key: int) -> None:
     end = stages[-1].start + 2 * BLOCK + 5

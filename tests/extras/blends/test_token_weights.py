@@ -174,15 +174,6 @@ def test_slopes_follow_the_weights_in_tokens(
     assert len(starts) < 200 * len(knots)
 
 
-def test_a_slope_in_tokens_runs(measured: Path) -> None:
-    """Means are 4 and 200: half of the tokens, in the middle of the slope, are one sample in 51."""
-    middle, width = 500_000, 20_000
-    one = loader(document(measured, {"a": {"linear": {0: 0, 2 * middle: 1}}, "c": {"linear": {0: 1, 2 * middle: 0}}}))
-    counts = np.diff([one.dataset.plan.order.counts_before(middle + side) for side in (-width, width)], axis=0)[0]
-    tokens = counts * [4, 200]
-    assert tokens[0] / tokens.sum() == pytest.approx(0.5, abs=0.005)
-
-
 @settings(max_examples=examples(3))
 @given(seed=st.integers(0, 2**32), position=st.integers(1 << 20, 10**12))
 def test_a_thousand_sources_keep_to_their_shares_of_tokens(seed: int, position: int) -> None:

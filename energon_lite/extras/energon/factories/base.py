@@ -16,10 +16,11 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.assembly import assembled
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.options import Chunks
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -109,7 +110,7 @@ class OneLeafFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         return assembled(
             order,
             Identity(settings, (identity,)),
-            Chunking(),
+            Chunks(),
             None,
             batch_size=None,
             refill=self.training,

@@ -16,15 +16,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from energon_lite import Capacity, Greedy, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
-from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, alone, nightly_but
 
 
@@ -83,13 +80,6 @@ def test_while_a_long_job_is_waited_for_others_do_more_ahead(leaf_of: Any) -> No
         for _ in range(40):
             next(batches)
             assert loader.stats()["queue"]["bytes_in_flight"] <= 40 * size
-
-
-def test_no_further_than_memory_allows(leaf_of: Any) -> None:
-    size = 1 << 20
-    with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=20, max_bytes_in_flight=8 * size) as loader:
-        for _, _ in zip(range(30), loader, strict=False):
-            assert loader.stats()["queue"]["bytes_in_flight"] <= 8 * size
 
 
 @pytest.mark.slow
@@ -249,30 +239,6 @@ def test_without_workers_a_hook_that_takes_long_is_shown(
     (record,) = [one for one in caplog.records if "for longer than 0.2 s" in one.getMessage()]
     assert "in encode_batch" in record.getMessage() and "time.sleep(" in record.getMessage()
     assert ("no worker to be replaced" in record.getMessage()) == (reaction == "replace")
-
-
-@pytest.mark.parametrize("by_tokens", [False, True])
-def test_the_end_of_a_virtual_epoch_throws_nothing_away(
-    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, by_tokens: bool
-) -> None:
-    submitted = 0
-    submit = WorkerPool.submit
-
-    def counting(self: Any, job: Any) -> int:
-        nonlocal submitted
-        submitted += 1
-        return submit(self, job)
-
-    monkeypatch.setattr(WorkerPool, "submit", counting)
-    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 3))
-    way: dict[str, Any] = {"batch_size": None, "batching": Greedy(Capacity(9))} if by_tokens else {"batch_size": 3}
-    dataset = get_train_dataset(
-        leaf_of(50), worker_config=alone(2), virtual_epoch_length=5, task_encoder=Sized(100), **way
-    )
-    with get_savable_loader(dataset, prefetch_factor=4) as loader:
-        for _ in range(6):
-            assert len(list(loader)) == 5
-    assert submitted <= 30 + 9
 
 
 @pytest.mark.slow
