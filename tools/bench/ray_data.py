@@ -1,8 +1,8 @@
 """Ray Data's ``streaming_split`` beside workers of this library, in one run: the same pictures, on the same cores.
 
 JPEGs of 512 x 384 are read from tar shards, decoded and resized to 224 x 224 by the same function, 32 in a batch, by
-two workers of each kind in turn. Reported are the time to the first batch, samples a second after it, and what it costs if
-a worker is killed in the middle: the longest wait for a batch, and samples that are missing or come twice.
+two workers of each kind in turn. Reported are the time to the first batch, samples a second after it, and the cost of
+a worker that is killed in the middle: the longest wait for a batch, and samples that are missing or come twice.
 
     pip install 'ray[data]'
     python tools/bench/ray_data.py --runs 3
@@ -28,7 +28,7 @@ from remote_workers import _pictures, _workers
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.storage import SampleDecoder
 
-PICTURES, EPOCHS, BATCH, WORKERS = 400, 4, 32, 2
+PICTURES, EPOCHS, BATCH, WORKERS = 400, 2, 32, 2
 KINDS = ("local", "tcp", "ray", "streaming_split")
 
 
@@ -56,7 +56,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 def _of_ray_data(folder: Path) -> Iterator[list[str]]:
     """Keys of the batches of Ray Data. It has no epochs of a source, so the shards are listed several times."""
     shards = sorted(map(str, folder.glob("*.tar"))) * EPOCHS
-    data = ray.data.read_webdataset(shards, decoder=False).map(_row)
+    data = ray.data.read_webdataset(shards, decoder=None).map(_row)
     (split,) = data.streaming_split(1)
     for batch in split.iter_batches(batch_size=BATCH):
         assert np.asarray(batch["image"]).shape[1:] == (3, 224, 224)
@@ -130,6 +130,7 @@ def main() -> None:
                 for killed in (False, True):
                     kill = _killer(kind) if killed else None
                     found.setdefault((kind, killed), []).append(_measured(folder, kind, kill))
+                    print(kind, killed, found[kind, killed][-1], flush=True)
         for (kind, killed), runs in found.items():
             first, rate, longest, wrong = zip(*runs, strict=True)
             row = [kind, "one worker" if killed else "", spread(first, 2), spread(rate, 0), spread(longest, 2)]

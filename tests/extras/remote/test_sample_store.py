@@ -228,7 +228,7 @@ def test_kills_leave_nothing_wrong(run: Callable[..., Any], tmp_path: Path, same
     assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)
 
 
-@pytest.mark.parametrize("kills", nightly_but({0}, [40, 10_000]))
+@pytest.mark.parametrize("kills", nightly_but({0}, [40, 1000, 10_000]))
 def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -> None:
     """Two writers at a time, in a folder with room for two thirds; each file is whole, or missing."""
     values = [bytes([number]) * (1000 + 200 * number) for number in range(12)]
@@ -239,10 +239,15 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
         order = random.sample(range(12), 12)
         if child := os.fork():
             return child
-        folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
-        while True:
-            for number in order:
-                folder.write(folder.place(b"%d" % number), values[number])
+        try:
+            folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
+            while True:
+                for number in order:
+                    folder.write(folder.place(b"%d" % number), values[number])
+        except BaseException as error:
+            (tmp_path / "error").write_text(repr(error))
+        finally:
+            os._exit(1)
 
     folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
     writers, found = [start(), start()], Counter[bool]()
@@ -258,6 +263,7 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
     for victim in writers:
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
+    assert [path.read_text() for path in tmp_path.glob("error")] == []
     assert not folder.damaged and min(found[True], found[False]) > kills // 20
     assert sum(path.stat().st_size for path in files_in(tmp_path / "store")) <= limit + 2 * len(values[-1])
 
