@@ -25,8 +25,6 @@ from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
-from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import FieldMap
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["JOIN", "JoinedLoader", "JoinedReader", "JoinedSource"]
@@ -230,8 +228,7 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
 
 @dataclass(frozen=True)
 class JoinedLoader:
-    """Maker of joined samples, with the interface of
-    :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`.
+    """Maker of joined samples; a :class:`~energon_lite.storage.samples.sample_loader.Loader`.
 
     Args:
         members: the loader of each data set.
@@ -246,10 +243,7 @@ class JoinedLoader:
     names: Sequence[str] | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
-    #: Attributes of a SampleLoader: a joined sample is made by the joiner alone.
-    field_map: ClassVar[FieldMap | None] = None
-    sample_loader: ClassVar[None] = None
-    decoder: ClassVar[SampleDecoder | None] = None
+    #: All parts are read; the loaders of the members choose theirs.
     parts: ClassVar[frozenset[str] | None] = None
 
     @property
