@@ -23,6 +23,7 @@ from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.runs import Ahead
 from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -195,16 +196,9 @@ class JoinedReader:
         return RawSample(samples[0].key, parts, samples[0].source)
 
     @property
-    def ahead(self) -> JoinedReader | None:
-        """This reader if any of the data sets is fetched ahead, otherwise None."""
-        return None if self.source.read_ahead is None else self
-
-    @property
-    def settings(self) -> ReadAhead:
-        """The settings of the read-ahead."""
-        settings = self.source.read_ahead
-        assert settings is not None
-        return settings
+    def ahead(self) -> Ahead | None:
+        """The reader-ahead of the first data set that has any, whose settings apply; None: none is fetched ahead."""
+        return next((reader.ahead for reader in self.readers if reader.ahead is not None), None)
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
         """The ranges that these samples request from slow storage."""
