@@ -7,12 +7,14 @@ variables other than ``PYTHONPATH``, the seed of the hashes of texts, and how to
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import inspect
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -75,6 +77,43 @@ def run_program(arguments: Sequence[object], **options: Any) -> subprocess.Compl
     return done
 
 
+#: A command of this name, for shells: a program of the server's, which gets its files, folder, environment and signals.
+_COMMAND = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.connect({door!r})
+arguments = {first!r} + sys.argv[1:]
+request = dict(arguments=arguments, folder=os.getcwd(), environment=dict(os.environ), session=False, parent=None)
+socket.send_fds(door, [json.dumps(request).encode()], [0, 1, 2])
+program = int(door.recv(64))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: os.kill(program, number))
+code = int(door.recv(64))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def write_commands(folder: Path, scripts: Sequence[str] = ("energon-lite",)) -> Path:
+    """Write ``python``, and scripts of this interpreter's, as commands that are forked; the folder, for ``PATH``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_program(["-c", ""])  # the server is there
+    installed = Path(sys.executable).parent
+    for name, first in [("python", []), *((name, [str(installed / name)]) for name in scripts)]:
+        told = {"python": os.path.realpath(sys.executable), "door": _door(os.getpid()), "first": first}
+        (folder / name).write_text(_COMMAND.format(**told))
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def _door(parent: int) -> str:
+    """Address of the server of a process; it has no file."""
+    return f"\0energon-lite-tests-{parent}"
+
+
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _lock = threading.Lock()
 #: By the process that asks: a forked one has a server of its own.
@@ -101,7 +140,7 @@ def _start() -> socket.socket:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # It ends when this process has closed its end of the socket.
     subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno())],
+        [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
         pass_fds=[theirs.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -114,22 +153,35 @@ def _start() -> socket.socket:
 # ---- in the server
 
 
-def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _serve(asked: socket.socket, door: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Answer requests for ever; returns in each program, with its request and its standard files."""
     while True:
-        request, files, _, _ = socket.recv_fds(asked, _LONGEST, 3)
-        if not request:
+        ready, _, _ = select.select([asked, door], [], [])
+        source = asked if asked in ready else door.accept()[0]
+        message, files, _, _ = socket.recv_fds(source, _LONGEST, 3)
+        if not message and source is asked:
             os._exit(0)
         told, own = os.pipe()
-        if not (between := os.fork()):
+        if message and not (between := os.fork()):
+            between = os.getpid()
             if not (program := os.fork()):
-                return json.loads(request), files
+                request = json.loads(message)
+                return request | {"parent": request["parent"] or between}, files
             os.write(own, str(program).encode())
-            os._exit(0)  # the program becomes a child of who asks
-        os.waitpid(between, 0)
-        asked.send(os.read(told, 64))
+            if source is not asked:  # a command waits for its end; else the program becomes a child of who asks
+                source.send(str(program).encode())
+                source.send(str(os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])).encode())
+            os._exit(0)
+        if message and source is asked:
+            os.waitpid(between, 0)
+            asked.send(os.read(told, 64))
         for file in (told, own, *files):
             os.close(file)
+        if source is not asked:
+            source.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _become(request: dict[str, Any], files: list[int]) -> list[str]:
@@ -187,9 +239,11 @@ def _main() -> None:
     paths = sys.path[1:]
     gc.collect()
     gc.freeze()
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    arguments = _become(*_serve(asked))
-    asked.detach()  # closed
+    asked, door = socket.socket(fileno=int(sys.argv[1])), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(_door(int(sys.argv[2])))
+    door.listen()
+    arguments = _become(*_serve(asked, door))
+    asked.detach(), door.detach()  # closed
     try:
         _run(arguments, paths)
     except (SystemExit, KeyboardInterrupt):

@@ -25,7 +25,7 @@ import scenarios
 import energon_lite
 from energon_lite.batching.strategy import PLAN_VERSION
 from energon_lite.cli.main import main as command
-from energon_lite.order import ORDER_VERSION
+from energon_lite.order.orders import ORDER_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 _DOCUMENT = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from energon_lite.batching.digests import AddressList, address_hashes, sums_of_groups
 from energon_lite.errors import UsageError, at_least_one
-from energon_lite.order import Order
-from energon_lite.order.orders import Addresses
+from energon_lite.order.orders import Addresses, Order
 from energon_lite.order.permutation import MAX_LENGTH
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.steps import TOKENS, CostColumns, Lengths, StepBalancer, even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError, at_least_one
-from energon_lite.order import Order
 from energon_lite.order.hashing import HashDomain, hash_ints
-from energon_lite.order.orders import Addresses
+from energon_lite.order.orders import Addresses, Order
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_lite.documents import parse_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import absolute_path, is_url, local_path, missing_file_fix
 from energon_lite.entry_points import find_named, unit_runners
 from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.job import Progress
@@ -45,14 +45,14 @@ def local_dataset(path: str, command: str) -> str:
     Raises:
         UsageError: it is a URL.
     """
-    text = local_path(path)
+    text = absolute_path(path)
     if is_url(text):
         raise UsageError(
             f"{command} works on local folders",
             where=text,
             fix=f"{command} a local copy, and upload its .nv-meta with the shards, then load from the URL",
         )
-    return os.path.abspath(os.path.expanduser(text))
+    return text
 
 
 split_part_option = click.option(

@@ -18,7 +18,7 @@ from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
-from energon_lite.documents.paths import is_url, local_path
+from energon_lite.documents.paths import absolute_path, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts, weight_guest
 from energon_lite.storage.files.urls import is_remote
@@ -80,7 +80,7 @@ def command(
     """
     whole = None
     if not (is_metadataset(path) or is_jsonl(path) or source_opener(path)):
-        whole = _folder_facts(_absolute(path), dataset_config, split_config)
+        whole = _folder_facts(absolute_path(path), dataset_config, split_config)
     is_empty = whole is not None and samples is None and not _has(whole, split_part)
     leaves = [] if is_empty else open_dataset(path, split_part, split_config)
     once = samples is None and split_part in _READ_ONCE
@@ -122,11 +122,6 @@ def command(
         _warn(facts, folder, run, max_epochs)
     elif blended:
         click.echo("With --samples, the length of the run: how often it shows each sample of a data set.")
-
-
-def _absolute(path: str) -> str:
-    text = local_path(path)
-    return text if is_url(text) else os.path.abspath(text)
 
 
 def _has(whole: dict[str, Any], split_part: str) -> bool:

@@ -168,6 +168,12 @@ def local_path(path: str) -> str:
     return of_multi_storage(path).removeprefix(_FILE)
 
 
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute form of a path that a user gave, or its URL; see :func:`local_path`."""
+    text = local_path(os.fspath(path))
+    return text if is_url(text) else os.path.abspath(os.path.expanduser(text))
+
+
 def of_multi_storage(path: str) -> str:
     """Convert a URL of multi-storage-client to its current form, or to a path if it is local.
 

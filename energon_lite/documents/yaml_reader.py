@@ -205,6 +205,8 @@ _CURES = (
 def _syntax_error(error: Any, text: str, file: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (None, None)
+    if "nesting depth" in (error.problem or ""):  # a limit of PyYAML's own, from 6.0.4 on
+        return too_deep(Node(None, file, "", line, column))
     lines = text.splitlines()
     culprit = lines[line - 1] if line is not None and line <= len(lines) else ""
     problem = ", ".join(filter(None, [error.context, error.problem])) or "it cannot be parsed"

@@ -24,7 +24,7 @@ from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDa
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.metadataset_keys import BlendSchedule, by_samples, find_schedule
-from energon_lite.loading.options import ByTokens, Chunking, Chunks, Reading
+from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrders
@@ -46,11 +46,12 @@ _HOOKS = HashDomain.HOOKS.value
 def assembled(
     order: Order,
     identity: Identity,
-    chunking: Chunking,
+    chunks: Chunks,
     tokens: TokenBatching | None,
     *,
     batch_size: int | None,
     refill: bool,
+    packing: int | None = None,
     **common: Any,
 ) -> SavableDataset:
     """Return a data set.
@@ -58,6 +59,7 @@ def assembled(
     Args:
         tokens: settings of batches by tokens; None: batches of ``batch_size`` samples.
         refill: replace samples that fail, if batches of a fixed size are planned.
+        packing: samples in a buffer of packing; None: hooks do not pack.
         common: fields of :class:`~energon_lite.loading.iterators.dataset.SavableDataset`.
 
     Raises:
@@ -67,21 +69,20 @@ def assembled(
     """
     encoder = common["task_encoder"]
     config = common["worker_config"]
-    common |= {"seed": hash_ints(config.seed_offset, _HOOKS), "drop_last": chunking.drop_last}
+    common["seed"] = hash_ints(config.seed_offset, _HOOKS)
     if tokens is not None and tokens.length_column is None:
         from energon_lite.loading.content_decided import by_encoded_tokens
 
-        return _checked(by_encoded_tokens(order, identity, chunking, tokens, **common))
-    packing = chunking.packing_buffer_size is not None
-    hooks = hooks_of(encoder, packing=packing, batched=tokens is not None or batch_size is not None)
+        return _checked(by_encoded_tokens(order, identity, chunks, tokens, **common))
+    hooks = hooks_of(encoder, packing=packing is not None, batched=tokens is not None or batch_size is not None)
     if tokens is None and hooks.content_decides:
         from energon_lite.loading.content_decided import by_content
 
-        return _checked(by_content(order, identity, chunking, batch_size, groups=hooks.groups, **common))
-    for name in ("chunk_size", "chunk_remainder", "lanes"):
-        if getattr(chunking, name) is not None:
+        return _checked(by_content(order, identity, chunks, batch_size, packing, groups=hooks.groups, **common))
+    for name, value in (("chunk_size", chunks.size), ("chunk_remainder", chunks.remainder), ("lanes", chunks.lanes)):
+        if value is not None:
             raise UsageError(
-                f"{name}={getattr(chunking, name)!r} has no effect: the batches of this task encoder are planned, "
+                f"{name}={value!r} has no effect: the batches of this task encoder are planned, "
                 "without chunks, and go on on any number of ranks",
                 fix=f"leave out {name}",
             )
@@ -92,7 +93,7 @@ def assembled(
             order, identity, tokens, leaves=common["leaves"], encoder=encoder, config=config
         )
         return PlannedDataset(plan=token_plan, identity=identity, **common)
-    plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
+    plan = FixedPlan(order, batch_size, drop_last=common.get("drop_last", False))
     dataset = PlannedDataset(plan=plan, identity=identity, batched=batch_size is not None, refill=refill, **common)
     _checked(dataset)
     if dataset.step(PlanCursor(plan.start)) is None:
@@ -155,19 +156,16 @@ class DatasetRequest:
     chunks: Chunks
     reading: Reading
     tokens: TokenBatching | None = field(default=None, init=False)
-    chunking: Chunking = field(init=False)
     #: The path and its options as arguments of ``energon-lite measure``; empty: leaf by leaf.
     asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         check_hooks(self.encoder, packing_buffer_size=self.packing)
-        size = self.chunks.size
         if self.batching is not None:
             from energon_lite.loading.token_batching import token_batching
 
-            self.tokens = token_batching(self.batching, size, self.batch_size, self.packing)
-            size = None
-        self.chunking = Chunking(self.packing, size, self.chunks.remainder, self.chunks.lanes, self.drop_last)
+            self.tokens = token_batching(self.batching, self.chunks.size, self.batch_size, self.packing)
+            self.chunks = replace(self.chunks, size=None)
 
     def mixed(
         self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
@@ -265,8 +263,8 @@ class DatasetRequest:
     ) -> SavableDataset:
         """Return the data set: of batches by tokens, or of batches of a number of samples."""
         common |= {"leaves": leaves, "task_encoder": self.encoder, "worker_config": self.worker_config}
-        batch_size = self.batch_size
-        return assembled(order, identity, self.chunking, self.tokens, batch_size=batch_size, refill=refill, **common)
+        common |= {"batch_size": self.batch_size, "packing": self.packing, "drop_last": self.drop_last}
+        return assembled(order, identity, self.chunks, self.tokens, refill=refill, **common)
 
 
 def find_specs(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:

@@ -80,6 +80,7 @@ class PathRequest:
     check_peers: bool = False
 
 
+@dataclass(frozen=True)
 class WorkerResults(BatchPath):
     """First part of every path: the results of this rank's workers, after a check of their failures.
 
@@ -89,17 +90,16 @@ class WorkerResults(BatchPath):
         report: report of the outcomes.
     """
 
-    def __init__(self, iterator: DatasetIterator, workers: ExecutorHandle, report: Report):
-        self._iterator = iterator
-        self._workers = workers
-        self._report = report
+    iterator: DatasetIterator
+    workers: ExecutorHandle
+    report: Report
 
     def take(self) -> Result | None:
-        take = self._iterator.take
-        watchdog = self._workers.watchdog
+        take = self.iterator.take
+        watchdog = self.workers.watchdog
         result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
-            self._report.check(result.outcomes)
+            self.report.check(result.outcomes)
         return result
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from energon_lite.batching.steps import StepCostModel
     from energon_lite.batching.strategy import Strategy
 
-__all__ = ["Batching", "ByTokens", "Chunking", "Chunks", "Reading"]
+__all__ = ["Batching", "ByTokens", "Chunks", "Reading"]
 
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching: TypeAlias = "Strategy | Mapping[str, Any] | str | os.PathLike[str]"
@@ -74,6 +74,9 @@ class Chunks:
             resumed on every number of ranks that divides it. None: the smallest number that is divisible by 24 and by
             twice the number of ranks at the beginning of the run.
 
+    Raises:
+        UsageError: a value that is not allowed.
+
     Example:
         >>> get_train_dataset("coco", batch_size=4, packing_buffer_size=64, task_encoder=Packer(), worker_config=config,
         ...                   chunks=Chunks(size=256, remainder="keep", lanes=48))
@@ -82,6 +85,15 @@ class Chunks:
     size: int | None = None
     remainder: Literal["carry", "keep", "drop"] | None = None
     lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.remainder is not None:
+            check_choice("chunk_remainder", self.remainder, ("carry", "keep", "drop"))
+        if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
+            raise UsageError(
+                f"lanes is {self.lanes}",
+                fix=f"give a multiple of the number of data-parallel ranks, at most {MAX_LANES}",
+            )
 
 
 @dataclass(frozen=True)
@@ -128,28 +140,3 @@ class Reading:
         if self.tags is not None and self.subflavors is not None:
             raise UsageError("both tags and subflavors, which mean the same", fix="give one of them")
         return self.tags or self.subflavors or {}
-
-
-@dataclass(frozen=True)
-class Chunking:
-    """The user's arguments for packing and chunks; see the arguments of the same names of ``get_train_dataset``."""
-
-    packing_buffer_size: int | None = None
-    chunk_size: int | None = None
-    chunk_remainder: str | None = None
-    lanes: int | None = None
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.chunk_remainder is not None:
-            check_choice("chunk_remainder", self.chunk_remainder, ("carry", "keep", "drop"))
-        if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
-            raise UsageError(
-                f"lanes is {self.lanes}",
-                fix=f"give a multiple of the number of data-parallel ranks, at most {MAX_LANES}",
-            )
-
-    @property
-    def keeps(self) -> bool:
-        """True if samples that do not fill a batch at the end of a chunk, or of the pass, are kept."""
-        return self.chunk_remainder == "keep" or (self.chunk_remainder != "drop" and not self.drop_last)

@@ -55,16 +55,12 @@ _NO_COSTS = "leave out costs and max_images, or use a cost model without them"
 
 
 @dataclass(frozen=True)
-class TokenBatching:
-    """Checked settings for batches by tokens; see the arguments of ``get_train_dataset``."""
+class TokenBatching(ByTokens):
+    """Checked settings for batches by tokens, and the positions that are planned together; None: the default."""
 
     strategy: Strategy
-    length_column: str | None = "length"
-    plan_chunk: int | None = None
-    length_field: str | None = None
-    step: int | None = None
     costs: StepCostModel | None = None
-    max_images: int | None = None
+    plan_chunk: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that decide batches, independent of the source of lengths."""
@@ -120,7 +116,7 @@ def token_batching(
     costs = batching.costs
     if isinstance(costs, (str, os.PathLike)):
         costs = _cost_model(load_yaml(costs))
-    return TokenBatching(strategy, length_column, plan_chunk, length_field, step, costs, batching.max_images)
+    return TokenBatching(**vars(batching) | {"strategy": strategy, "costs": costs}, plan_chunk=plan_chunk)
 
 
 def _check_costs(batching: ByTokens) -> None:
@@ -181,7 +177,7 @@ def plan_by_tokens(
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
     key = getattr(batching.strategy, "key", None)
     world = config.world_size
-    step = batching.step
+    step = batching.micro_batches_per_step
     key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
     if step is not None and step % world:
         raise TopologyError(
@@ -228,18 +224,18 @@ def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> CostColumn
     return CostColumns(model, columns, most)
 
 
+@dataclass(frozen=True)
 class _OfRows:
     """Lengths of rows, which have ``less`` positions fewer than their samples have tokens."""
 
-    def __init__(self, lengths: Lengths, less: int):
-        self._lengths = lengths
-        self._less = less
+    lengths: Lengths
+    less: int
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.lengths)
 
     def __getitem__(self, key: Any) -> Ints:
-        return np.maximum(checked_lengths(self._lengths[key]) - self._less, 0)
+        return np.maximum(checked_lengths(self.lengths[key]) - self.less, 0)
 
 
 def _default_chunk(leaves: Sequence[Leaf]) -> int:

@@ -4,17 +4,3 @@
 function here returns the same values in every process, on every machine and in every release. If that has to change,
 ``ORDER_VERSION`` changes with it, and states saved under another version are refused.
 """
-
-from energon_lite.order.orders import Addresses, BlendOrder, ConcatOrder, EpochBlendOrder, Order
-
-__all__ = [
-    "ORDER_VERSION",
-    "Addresses",
-    "BlendOrder",
-    "ConcatOrder",
-    "EpochBlendOrder",
-    "Order",
-]
-
-#: Version of the order, written into every saved state.
-ORDER_VERSION = 1

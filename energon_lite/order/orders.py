@@ -21,6 +21,9 @@ from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.shuffle import LeafOrder, Leaves
 
+#: Version of the order, written into every saved state.
+ORDER_VERSION = 1
+
 Ints = NDArray[np.int64]
 
 #: Number of requested positions, for each block they lie in, from which whole blocks are computed and cached.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fork_server import ForkedProgram, run_program
+from tests.fork_server import ForkedProgram, run_program, write_commands
 
 SAY = "import sys, os; print(sys.argv, __name__, os.getcwd(), os.environ.get('OWN'), os.getsid(0) == os.getpid())"
 PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -64,6 +64,20 @@ def test_a_program_is_a_child_that_takes_signals() -> None:
         assert program.wait(10) == -signal.SIGTERM
     with pytest.raises(subprocess.TimeoutExpired):
         run_program(["-c", "import time; time.sleep(60)"], timeout=0.1)
+
+
+def test_commands_of_a_shell(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(write_commands(tmp_path / "commands")), os.environ["PATH"]])
+    told = {"capture_output": True, "text": True, "cwd": tmp_path, "env": os.environ | {"PATH": path}, "timeout": 60}
+    words = """
+    echo given | python -c 'import sys; print(sys.argv[1], input(), "torch" in sys.modules)' a
+    energon-lite --version
+    python -c 'raise SystemExit(3)' || echo $?
+    python -c 'import os; os.kill(os.getpid(), 15)' || echo $?
+    """
+    done = subprocess.run(["bash", "-c", words], check=True, **told)  # type: ignore[call-overload]
+    first, version, *codes = done.stdout.splitlines()
+    assert (first, codes) == ("a given True", ["3", "143"]) and "energon-lite" in version, done.stderr
 
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

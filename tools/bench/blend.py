@@ -127,7 +127,7 @@ def arrays(n: int) -> dict[str, Any]:
 def lazy(which: str) -> dict[str, Any]:
     from energon_lite.extras.blends.staged_run import Stages
     from energon_lite.extras.blends.stages import WeightStage
-    from energon_lite.order import BlendOrder
+    from energon_lite.order.orders import BlendOrder
     from energon_lite.order.shuffle import LeafOrder
 
     lengths = LENGTHS[which.removesuffix(RAMP)](np.random.default_rng(1)).tolist()

@@ -311,16 +311,12 @@ class CostModel:
         Returns:
             int64 ``[micro-batches]``, in nanoseconds.
         """
-        total: Ints | None = None
+        count = len(next(iter(sizes.values()), ()))
+        total = np.full(count, self.micro_batch // _UNIT, dtype=np.int64)
         for name, coefficient in self.by_feature().items():
-            if name == "micro_batches":
-                continue
-            if coefficient or name in sizes:
-                part = _scaled(coefficient, checked_lengths(sizes[name], name), 1, name)
-                total = part if total is None else total + part
-        if total is None:
-            total = np.zeros(len(next(iter(sizes.values()), ())), dtype=np.int64)
-        return total + self.micro_batch // _UNIT
+            if name != "micro_batches" and (coefficient or name in sizes):
+                total += _scaled(coefficient, checked_lengths(sizes[name], name), 1, name)
+        return total
 
     def by_feature(self) -> dict[str, int]:
         """The coefficients in attoseconds, by the size of a micro-batch that each one multiplies."""

@@ -17,7 +17,8 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +90,6 @@ BLEND_FILE = FileKind(b"ENRGBLND", 1, "record of a blend", "remove the file: it 
 
 #: Number of leaves that are opened together, and closed again.
 _TOGETHER = 64
-#: Facts of these leaves, the files of each, and the signatures of these files.
-_Opened = tuple[LeafFacts, list[tuple[str, ...]], list[int]]
 #: Number of such groups from which on another process is worthwhile.
 _WORTH = 4
 #: Nanoseconds that the clock of a file system may lag behind.
@@ -117,6 +116,14 @@ class KnownBlend:
     repetitions: NDArray[np.float64]
     multipliers: NDArray[np.int64]
     changes: bool
+
+
+class _Opened(NamedTuple):
+    """Facts of leaves, the files of each, and the signatures of these files."""
+
+    facts: LeafFacts
+    files: list[tuple[str, ...]]
+    signatures: list[int]
 
 
 @dataclass(frozen=True)
@@ -206,8 +213,8 @@ class BlendFile:
             raise ValueError("own splits")
         records = LeafRecords.of(specs)
         opened = self._opened(specs, began)
-        blend = self._weighed(specs, records, LeafFacts.joined([facts for facts, _, _ in opened]))
-        files = [names for _, group, _ in opened for names in group]
+        blend = self._weighed(specs, records, opened.facts)
+        files = opened.files
         layouts = {names: number for number, names in enumerate(dict.fromkeys(files))}
         documents = dict.fromkeys([self._document, *(step.path for spec in specs for step in spec.trail)])
         stored = _Stored(
@@ -215,17 +222,15 @@ class BlendFile:
             [[path, _hash_of(path)] for path in documents],
             [list(names) for names in layouts],
             np.array([layouts[names] for names in files], dtype=np.int32),
-            np.array([value for *_, group in opened for value in group], dtype=np.int64),
+            np.array(opened.signatures, dtype=np.int64),
             any(spec.units for spec in specs),
         )
         if signature("", list(documents), began - _LATE) != NEVER:  # else a document may have changed since the reading
             self._write(stored)
         return blend
 
-    def _opened(
-        self, specs: Sequence[LeafSpec], began: int
-    ) -> list[tuple[LeafFacts, list[tuple[str, ...]], list[int]]]:
-        """Open leaves in groups; return the facts of each group, its files, and the signatures of these files."""
+    def _opened(self, specs: Sequence[LeafSpec], began: int) -> _Opened:
+        """Open leaves, in groups."""
         told = time.monotonic()
 
         def open_some(number: int) -> _Opened:
@@ -237,7 +242,7 @@ class BlendFile:
                 files.append(files_of(spec, leaf.source))
             both = zip(some, files, strict=True)
             signatures = [signature(spec.path, names, began - _LATE) for spec, names in both]
-            return LeafFacts.of(leaves, identities), files, signatures
+            return _Opened(LeafFacts.of(leaves, identities), files, signatures)
 
         def tell(done: int) -> None:
             nonlocal told
@@ -246,31 +251,23 @@ class BlendFile:
                 _log.warning("%s: %d of %d data sets opened", self._document, done * _TOGETHER, len(specs))
 
         portions = -(-len(specs) // _TOGETHER)
-        return done_by_forks(open_some, portions, min(cores_to_fork(), portions // _WORTH or 1), tell)
+        groups = done_by_forks(open_some, portions, min(cores_to_fork(), portions // _WORTH or 1), tell)
+        facts, files, signatures = zip(*groups, strict=True)
+        return _Opened(LeafFacts.joined(facts), [*chain(*files)], [*chain(*signatures)])
 
     def _weighed(self, specs: Sequence[LeafSpec], records: LeafRecords, facts: LeafFacts) -> KnownBlend:
         """Return the blend of opened leaves, with weights converted to shares of samples."""
         if any(spec.units for spec in specs):
             specs = by_samples(specs, _Sources(specs))
             records = LeafRecords.of(specs)
-        every = [
-            (
-                leaf_spec.weight,
-                leaf_spec.repetitions,
-                leaf_spec.shuffle_over_epochs_multiplier or 0,
-                leaf_spec.schedule is not None,
-            )
-            for leaf_spec in specs
-        ]
-        weights, repetitions, multipliers, changes = zip(*every, strict=True)
         return KnownBlend(
             records,
             facts,
             leaf_keys(facts.digests),
-            np.array(weights, dtype=np.float64),
-            np.array([value for value in repetitions if value is not None], dtype=np.float64),  # set for all or none
-            np.array(multipliers, dtype=np.int64),
-            any(changes),
+            np.array([spec.weight for spec in specs], dtype=np.float64),
+            np.array([spec.repetitions for spec in specs if spec.repetitions is not None], dtype=np.float64),
+            np.array([spec.shuffle_over_epochs_multiplier or 0 for spec in specs], dtype=np.int64),
+            any(spec.schedule is not None for spec in specs),
         )
 
     def _renewed(self, stored: _Stored, changed: Sequence[int]) -> KnownBlend | None:
@@ -284,18 +281,18 @@ class BlendFile:
             return None
         _log.info("%s: %d data sets have changed, and are opened again", self._document, len(changed))
         opened = self._opened(old, began)
-        new = LeafFacts.joined([some_facts for some_facts, _, _ in opened])
+        new = opened.facts
         facts = {}
         for name, values in vars(blend.facts).items():
             facts[name] = values.copy()
             facts[name][changed] = vars(new)[name]
         layouts = [tuple(names) for names in stored.layouts]
         layout_of = stored.layout_of.copy()
-        for number, files in zip(changed, (names for _, group, _ in opened for names in group), strict=True):
+        for number, files in zip(changed, opened.files, strict=True):
             layouts += [] if files in layouts else [files]
             layout_of[number] = layouts.index(files)
         signatures = stored.signatures.copy()
-        signatures[changed] = [value for *_, group in opened for value in group]
+        signatures[changed] = opened.signatures
         digests = facts["digests"]
         blend = replace(blend, facts=LeafFacts(**facts), keys=leaf_keys(digests))
         changes: dict[str, Any] = {"layouts": layouts, "layout_of": layout_of, "signatures": signatures}

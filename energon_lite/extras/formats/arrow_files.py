@@ -12,15 +12,16 @@ import hashlib
 import os
 import struct
 import threading
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from energon_lite.errors import EnergonLiteError, ShardFormatError, UsageError
-from energon_lite.extras.formats.byte_shards import replaced
+from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.extras.formats.byte_shards import damaged, replaced
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 from energon_lite.storage.files.urls import is_remote
 
-__all__ = ["ArrowTable", "ParquetTable", "damaged", "import_arrow"]
+__all__ = ["ArrowTable", "ParquetTable", "import_arrow"]
 
 
 #: The first and last bytes of a file.
@@ -29,25 +30,65 @@ _MAGIC = b"PAR1"
 _PARQUET_TAIL = 1 << 16
 
 
-class ParquetTable:
-    """A Parquet file. It can be pickled, and used after a fork.
+class _GroupTable(ABC):
+    """A file of groups of rows. It can be pickled, and used after a fork.
 
     Args:
         path: the file, or its URL.
 
     Attributes:
-        group_rows: the number of rows of each row group.
+        group_rows: the number of rows of each group.
         names: names of the top-level columns.
-        digest: digest of the footer, which has row counts, sizes, schema and statistics.
+        digest: digest of what describes the rows.
         column_bytes: decoded bytes of each top-level column.
 
     Raises:
-        MissingShardError, ShardFormatError: the file does not exist, or is no Parquet file.
+        MissingShardError, ShardFormatError: the file does not exist, or is of another kind.
     """
+
+    kind: ClassVar[str]
+    group_rows: list[int]
+    names: tuple[str, ...]
+    digest: str
+    column_bytes: dict[str, int]
 
     def __init__(self, path: str):
         self.path = path
         self.size = size_of(path)
+        #: What is open, with the process (and thread) that opened it.
+        self._open: tuple[object, Any] | None = None
+
+    @abstractmethod
+    def _group(self, pa: Any, number: int, names: list[str] | None) -> Any:
+        """Read a group as a table with these columns, perhaps with others."""
+
+    def read_group(self, number: int, names: list[str] | None) -> Any:
+        """Read a group as a table with these columns.
+
+        Raises:
+            ShardFormatError: the group is damaged.
+            ShardChangedError: the file was replaced.
+        """
+        pa = import_arrow(self.path)
+        try:
+            table = self._group(pa, number, names)
+            return table if names is None else table.select(names)
+        except EnergonLiteError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+            raise damaged(self.path, error, f"{self.kind} {number}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_open": None}
+
+
+class ParquetTable(_GroupTable):
+    """A Parquet file; the digest is that of the footer, which has row counts, sizes, schema and statistics."""
+
+    kind = "row group"
+
+    def __init__(self, path: str):
+        super().__init__(path)
         footer = self._footer()
         pa = import_arrow(path)
         try:
@@ -56,14 +97,13 @@ class ParquetTable:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
         self.digest = hashlib.sha256(footer).hexdigest()
-        self._open: tuple[tuple[int, int], Any] | None = None
 
     def _parse(self, found: Any) -> None:
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         self.group_rows = [group.num_rows for group in groups]
         if any(rows < 0 for rows in self.group_rows):
             raise ValueError("a row group has a negative number of rows")
-        self.names: tuple[str, ...] = tuple(found.schema.to_arrow_schema().names)
+        self.names = tuple(found.schema.to_arrow_schema().names)
         self.column_bytes = dict.fromkeys(self.names, 0)
         for group in groups:
             for number in range(group.num_columns):
@@ -72,26 +112,8 @@ class ParquetTable:
                 if name is not None:
                     self.column_bytes[name] += column.total_uncompressed_size
 
-    def read_group(self, number: int, names: list[str] | None) -> Any:
-        """Read a row group as a table with these columns.
-
-        Raises:
-            ShardFormatError: the row group is damaged.
-            ShardChangedError: the file was replaced.
-        """
-        pa = import_arrow(self.path)
-        try:
-            table = self._opened(pa).read_row_group(number, columns=names)
-            if names is not None:
-                table = table.select(names)
-            return table.combine_chunks()
-        except EnergonLiteError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(self.path, error, f"row group {number}") from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_open": None}
+    def _group(self, pa: Any, number: int, names: list[str] | None) -> Any:
+        return self._opened(pa).read_row_group(number, columns=names).combine_chunks()
 
     def _opened(self, pa: Any) -> Any:
         owner = (os.getpid(), threading.get_ident())
@@ -121,12 +143,6 @@ class ParquetTable:
         """Possible names of the top-level column of a path; names may contain dots."""
         parts = path.split(".")
         return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-
-
-def damaged(path: str, error: object, what: str = "the file") -> ShardFormatError:
-    """Return the error for a file that cannot be read."""
-    reason = " ".join(str(error).split())[:300]
-    return ShardFormatError(f"{what} cannot be read: {reason}", where=path, fix="restore or download it again")
 
 
 def import_arrow(where: str) -> Any:
@@ -174,23 +190,13 @@ class _Message(NamedTuple):
     size: int
 
 
-class ArrowTable:
-    """A file of record batches. It can be pickled, and used after a fork. Local files are mapped, not read.
+class ArrowTable(_GroupTable):
+    """A file of record batches; the digest is that of the headers of its messages. Local files are mapped, not read."""
 
-    Args:
-        path: the file, or its URL.
-
-    Attributes:
-        group_rows, names, digest, column_bytes: as in
-            :class:`~energon_lite.extras.formats.arrow_files.ParquetTable`; a group is a batch.
-
-    Raises:
-        MissingShardError, ShardFormatError: the file does not exist, or is no Arrow file.
-    """
+    kind = "batch"
 
     def __init__(self, path: str):
-        self.path = path
-        self.size = size_of(path)
+        super().__init__(path)
         pa = import_arrow(path)
         digest = hashlib.sha256()
         start = len(_FILE_MAGIC) if read_bytes(path, 0, min(self.size, 8)) == _FILE_MAGIC else 0
@@ -203,49 +209,32 @@ class ArrowTable:
         self.group_rows = [batch.rows for batch in self._batches]
         try:
             self._schema = pa.ipc.read_schema(pa.py_buffer(read_bytes(path, *self._before[0][2:])))
-            self.names: tuple[str, ...] = tuple(self._schema.names)
+            self.names = tuple(self._schema.names)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
         self.digest = digest.hexdigest()
         size = sum(batch.size for batch in self._batches)
         self.column_bytes = dict.fromkeys(self.names, size // max(1, len(self.names)))
-        self._map: tuple[int, Any] | None = None
 
-    def read_group(self, number: int, names: list[str] | None) -> Any:
-        """Read a batch as a table with these columns.
-
-        Raises:
-            ShardFormatError: the batch is damaged.
-            ShardChangedError: the file was replaced.
-        """
-        pa = import_arrow(self.path)
+    def _group(self, pa: Any, number: int, names: list[str] | None) -> Any:
         batch = self._batches[number]
-        try:
-            before = [message for message in self._before if message.offset < batch.offset]
-            if len(before) == 1:
-                records = pa.ipc.read_record_batch(self._bytes(pa, batch), self._schema)
-            else:
-                stream = b"".join(bytes(self._bytes(pa, message)) for message in (*before, batch))
-                records = pa.ipc.open_stream(stream).read_next_batch()
-            records.validate(full=True)  # offsets that a flipped bit has changed would point outside of the memory
-            table = pa.Table.from_batches([records])
-            return table if names is None else table.select(names)
-        except EnergonLiteError:
-            raise
-        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-            raise damaged(self.path, error, f"batch {number}") from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_map": None}
+        before = [message for message in self._before if message.offset < batch.offset]
+        if len(before) == 1:
+            records = pa.ipc.read_record_batch(self._bytes(pa, batch), self._schema)
+        else:
+            stream = b"".join(bytes(self._bytes(pa, message)) for message in (*before, batch))
+            records = pa.ipc.open_stream(stream).read_next_batch()
+        records.validate(full=True)  # offsets that a flipped bit has changed would point outside of the memory
+        return pa.Table.from_batches([records])
 
     def _bytes(self, pa: Any, message: _Message) -> Any:
         if is_remote(self.path):
             return pa.py_buffer(read_bytes(self.path, message.offset, message.size))
-        if self._map is None or self._map[0] != os.getpid():
+        if self._open is None or self._open[0] != os.getpid():
             if size_of(self.path) != self.size:
                 raise replaced(self.path)
-            self._map = os.getpid(), pa.memory_map(self.path)
-        return self._map[1].read_at(message.size, message.offset)
+            self._open = os.getpid(), pa.memory_map(self.path)
+        return self._open[1].read_at(message.size, message.offset)
 
     def _messages(self, at: int, digest: Any) -> list[_Message]:
         """All messages from byte ``at`` on to the mark at their end."""
@@ -313,9 +302,7 @@ def _parse(header: bytes, path: str) -> tuple[int, int, int]:
         if rows < 0:
             raise ValueError(rows)
     except (struct.error, ValueError) as error:
-        raise ShardFormatError(
-            f"a message cannot be read: {error}", where=path, fix="restore or download it again"
-        ) from None
+        raise damaged(path, error, "a message") from None
     return kind, rows, body
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from energon_lite.errors import ShardChangedError
+from energon_lite.errors import ShardChangedError, ShardFormatError
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import (
     Range,
@@ -17,7 +17,7 @@ from energon_lite.storage.files.shard_store import (
 )
 from energon_lite.storage.files.urls import is_remote
 
-__all__ = ["fetch", "replaced", "shard_of"]
+__all__ = ["damaged", "fetch", "replaced", "shard_of"]
 
 #: Requests to a store at the same time.
 _TOGETHER = 16
@@ -32,6 +32,12 @@ def shard_of(path: str) -> Shard:
     status = found_at(path)
     size = size_of(path, status)
     return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))), file_version(status))
+
+
+def damaged(path: str, error: object, what: str = "the file") -> ShardFormatError:
+    """Return the error for a file that cannot be read."""
+    reason = " ".join(str(error).split())[:300]
+    return ShardFormatError(f"{what} cannot be read: {reason}", where=path, fix="restore or download it again")
 
 
 def replaced(path: str) -> ShardChangedError:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 from energon_lite.errors import ShardFormatError
@@ -64,13 +65,11 @@ class HeldTables:
                 self.size -= self._kept.popitem(last=False)[1][1]
 
 
-_shared: dict[int, HeldTables] = {}
+@lru_cache(1)
+def _of_process(process: int) -> HeldTables:
+    return HeldTables(int(os.environ.get("ENERGON_LITE_HELD_BYTES", HELD_BYTES)))
 
 
 def held_tables() -> HeldTables:
     """Return the cache of this process. A forked child starts with an empty one: the parent's would count twice."""
-    process = os.getpid()
-    if process not in _shared:
-        _shared.clear()
-        _shared[process] = HeldTables(int(os.environ.get("ENERGON_LITE_HELD_BYTES", HELD_BYTES)))
-    return _shared[process]
+    return _of_process(os.getpid())

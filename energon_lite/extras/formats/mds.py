@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import (
-    DatasetError,
     EmptyDatasetError,
     FatalSampleError,
     MissingShardError,
@@ -28,7 +27,7 @@ from energon_lite.errors import (
     UsageError,
     listed,
 )
-from energon_lite.extras.formats.byte_shards import fetch, shard_of
+from energon_lite.extras.formats.byte_shards import damaged, fetch, shard_of
 from energon_lite.extras.formats.held_tables import held_tables
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
 from energon_lite.storage.files.atomic_file import only_one, write_bytes
@@ -164,7 +163,7 @@ class MdsSource:
         try:
             shards, columns = _parse(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
+            raise damaged(self._path, f"{type(error).__name__}: {error}", f"the {_INDEX}") from error
         self.shards = shards
         self._columns = columns
         self._decoders = [self._decoder(name, encoding) for name, encoding, _ in columns]
@@ -251,8 +250,7 @@ class MdsSource:
                 what = f"its samples end at byte {offsets[-1]}, not {shard.size}"
             else:
                 return offsets
-            where, fix = f"{self.folder}/{shard.name}", "restore or download it again"
-            raise ShardFormatError(f"the shard cannot be read: {what}", where=where, fix=fix)
+            raise damaged(f"{self.folder}/{shard.name}", what, "the shard")
 
         return held_tables().get((self, number), read)
 
@@ -302,13 +300,8 @@ class MdsSource:
     def _decoder(self, name: str, encoding: str) -> Callable[[bytes], Any]:
         decode = decoder_of(encoding)
         if decode is None:
-            raise self._damaged(f"column {name!r} has an unknown encoding {encoding!r}")
+            raise damaged(self._path, f"column {name!r} has an unknown encoding {encoding!r}", f"the {_INDEX}")
         return decode
-
-    def _damaged(self, what: str) -> DatasetError:
-        return ShardFormatError(
-            f"the {_INDEX} cannot be read: {what}", where=self._path, fix="restore or download it again"
-        )
 
 
 def _part_of(name: str, encoding: str) -> str:

@@ -30,7 +30,8 @@ from energon_lite.errors import (
     did_you_mean,
     listed,
 )
-from energon_lite.extras.formats.arrow_files import ArrowTable, ParquetTable, damaged
+from energon_lite.extras.formats.arrow_files import ArrowTable, ParquetTable
+from energon_lite.extras.formats.byte_shards import damaged
 from energon_lite.extras.formats.held_tables import held_tables
 from energon_lite.storage.files.urls import is_remote, url_files
 

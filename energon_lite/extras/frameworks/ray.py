@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -77,19 +76,18 @@ class OpenedData:
         self._batched = replace(runs, batched=True).runner()
         for runner in (self._single, self._batched):
             runner.services.worker_config = dataset.worker_config
-        self._kept: OrderedDict[Address, Any] = OrderedDict()
+        self._kept = lru_cache(_KEPT)(self._made)
 
     def sample(self, address: Address) -> Any:
         """Make a sample, or its replacement; see :meth:`~energon_lite.extras.frameworks.ray.SampleKey.fetch`."""
         with self._lock:
-            if address not in self._kept:
-                result = self._single.run(Job(0, 0, [address]))
-                if result.batch is None:
-                    return self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
-                self._kept[address] = result.batch
-                if len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            return self._kept[address]
+            return self._kept(address)
+
+    def _made(self, address: Address) -> Any:
+        result = self._single.run(Job(0, 0, [address]))
+        if result.batch is None:
+            return self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
+        return result.batch
 
     def batch(self, addresses: list[Address]) -> Any:
         """Make a batch; see :func:`~energon_lite.extras.frameworks.ray.fetch_batch`."""

@@ -20,62 +20,48 @@ from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.extras.inspect.trace import is_trace, read_runs
 
 
-class HeatMap:
-    """Counts of sightings in cells, which become coarser if there are more samples or steps than cells.
+def save_heat_map(
+    path: str, seen: Sequence[tuple[int, int, int]], *, samples: int, steps: int, colours: int, gain: float
+) -> tuple[int, int]:
+    """Draw counts of sightings in cells, which become coarser if there are more samples or steps than cells.
 
     Args:
+        path: path of the file; its ending determines the format.
+        seen: sample, step and rank of each sighting.
         samples: largest number of rows.
         steps: largest number of columns.
         colours: number of ranks with different colours; 1: all ranks have the same.
+        gain: factor of the brightness; 1: the fullest cell has full brightness.
+
+    Returns:
+        The last sample and the last step.
+
+    Raises:
+        UsageError: Pillow is missing, or does not support the format.
 
     Example:
-        >>> seen = HeatMap(samples=1000, steps=1000, colours=8)
-        >>> seen.add(sample=3, step=0, rank=1)
-        >>> seen.save("seen.png", gain=10.0)
+        >>> save_heat_map("seen.png", [(3, 0, 1)], samples=1000, steps=1000, colours=8, gain=10.0)
         (3, 0)
     """
-
-    def __init__(self, samples: int, steps: int, colours: int):
-        self._most = [2 * -(-samples // 2), 2 * -(-steps // 2)]
-        self._seen: list[tuple[int, int, int]] = []
-        hues = (np.arange(colours) * 0.618034) % 1.0  # far apart, for any number of colours
-        self._colours = np.array([colorsys.hsv_to_rgb(hue, 0.85, 1.0) for hue in hues] if colours > 1 else [[1, 1, 1]])
-
-    def add(self, sample: int, step: int, rank: int) -> None:
-        """Count one sighting of a sample, by a rank in a step."""
-        self._seen.append((sample, step, rank))
-
-    def save(self, path: str, gain: float) -> tuple[int, int]:
-        """Write the picture.
-
-        Args:
-            path: path of the file; its ending determines the format.
-            gain: factor of the brightness; 1: the fullest cell has full brightness.
-
-        Returns:
-            The last sample and the last step.
-
-        Raises:
-            UsageError: Pillow is missing, or does not support the format.
-        """
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise UsageError("the picture needs Pillow", fix="pip install 'energon-lite[image]'") from error
-        places = np.array(self._seen, dtype=np.int64).reshape(-1, 3).T
-        last = [int(places[axis].max(initial=0)) for axis in (0, 1)]
-        for axis, most in enumerate(self._most):  # cells are halved until all places have one
-            while places[axis].max(initial=0) >= most:
-                places[axis] //= 2
-        cells: NDArray[np.float64] = np.zeros((*(places[axis].max(initial=0) + 1 for axis in (0, 1)), 3))
-        np.add.at(cells, (places[0], places[1]), self._colours[places[2] % len(self._colours)])
-        bright = (cells * (gain * 255 / max(cells.max(), 1e-9))).clip(0, 255).astype(np.uint8)
-        try:
-            Image.fromarray(bright).save(path)
-        except ValueError as error:
-            fix = "give a name that ends with .png"
-            raise UsageError(f"{os.path.basename(path)}: {error}", fix=fix) from error
-        return last[0], last[1]
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageError("the picture needs Pillow", fix="pip install 'energon-lite[image]'") from error
+    places = np.array(seen, dtype=np.int64).reshape(-1, 3).T
+    last = places[:2].max(axis=1, initial=0).tolist()
+    for axis, most in enumerate((samples, steps)):  # cells are halved until all places have one
+        while places[axis].max(initial=0) >= 2 * -(-most // 2):
+            places[axis] //= 2
+    hues = (np.arange(colours) * 0.618034) % 1.0  # far apart, for any number of colours
+    palette = np.array([colorsys.hsv_to_rgb(hue, 0.85, 1.0) for hue in hues] if colours > 1 else [[1, 1, 1]])
+    cells: NDArray[np.float64] = np.zeros((*(places[:2].max(axis=1, initial=0) + 1), 3))
+    np.add.at(cells, (places[0], places[1]), palette[places[2] % len(palette)])
+    bright = (cells * (gain * 255 / max(cells.max(), 1e-9))).clip(0, 255).astype(np.uint8)
+    try:
+        Image.fromarray(bright).save(path)
+    except ValueError as error:
+        raise UsageError(f"{os.path.basename(path)}: {error}", fix="give a name that ends with .png") from error
+    return last[0], last[1]
 
 
 #: Types of the lines with batch keys in Energon's own debug files.
@@ -113,17 +99,20 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
     if not seen:
         raise UsageError(f"there is no batch in {', '.join(log_paths)}", fix="trace some steps of a loop first")
     ranks = len({rank for rank, _, _ in seen})
-    colours = 1 if asked["no_colors"] else ranks
-    picture = HeatMap(asked["heatmap_samples"], asked["heatmap_steps"], colours)
     numbers: dict[str, int] = {}
-    for rank, step, key in seen:
-        picture.add(numbers.setdefault(key, len(numbers)), step - first, rank)
-    last_sample, last_step = picture.save(heatmap_path, asked["heatmap_gain"])
+    last_sample, last_step = save_heat_map(
+        heatmap_path,
+        [(numbers.setdefault(key, len(numbers)), step - first, rank) for rank, step, key in seen],
+        samples=asked["heatmap_samples"],
+        steps=asked["heatmap_steps"],
+        colours=1 if asked["no_colors"] else ranks,
+        gain=asked["heatmap_gain"],
+    )
+    steps = last_step + 1
     if as_json:
         counts = {"files": len(files), "ranks": ranks, "samples": len(numbers), "sightings": len(seen)}
-        click.echo(json.dumps({**counts, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
+        click.echo(json.dumps({**counts, "steps": steps, "heatmap": heatmap_path}, indent=2))
         return
-    steps = last_step + 1
     click.echo(
         f"Found {counted(len(numbers), 'unique sample key')}, {counted(steps, 'step')}, {counted(ranks, 'rank')}; "
         f"seen {counted(len(seen), 'time')}"
@@ -138,11 +127,8 @@ def _files(paths: Sequence[str]) -> list[str]:
     """Files of the paths; a folder stands for the traces in it."""
     files: list[str] = []
     for path in paths:
-        files += (
-            sorted(glob.glob(os.path.join(glob.escape(path), "**/*.jsonl"), recursive=True))
-            if os.path.isdir(path)
-            else [path]
-        )
+        inside = glob.glob(os.path.join(glob.escape(path), "**/*.jsonl"), recursive=True)
+        files += sorted(inside) if os.path.isdir(path) else [path]
     if not files:
         raise UsageError(f"there are no files *.jsonl in {', '.join(paths)}", fix="give the folder of the traces")
     return files

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,12 +29,8 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 _WALKED = 8
 
 
-class Resolved(NamedTuple):
-    """A place of the plan, the number of its micro-batch (None: not known), and whether it was delivered."""
-
-    place: Place | None
-    micro_batch: int | None
-    delivered: bool
+#: A place of the plan, the number of its micro-batch (None: not known), and whether it was delivered.
+Resolved = tuple[Place | None, int | None, bool]
 
 
 class RunPlace(Protocol):
@@ -82,9 +78,9 @@ class _Fixed:
         number = (position - self._plan.positions(pass_number, 0)[0]) // self._plan.chunk
         count = self._plan.count(pass_number)
         if count is not None and number >= count:
-            return [Resolved(None, None, False)]
+            return [(None, None, False)]
         delivered = (pass_number, number) < (self.pass_number, self._cursor.place[0])
-        return [Resolved((number,), number, delivered)]
+        return [((number,), number, delivered)]
 
 
 class _ByTokens:
@@ -106,15 +102,11 @@ class _ByTokens:
             every = [(chunk, step * plan.step + inside) for step in sorted(steps) for inside in range(plan.step)]
             there = zip(every, plan.batches(every, pass_number), strict=True)
             numbers = [place[1] for place, spans in there if any(tuple(address) == span[:3] for span in spans)]
-        if not numbers:
-            return [Resolved(None, None, False)]
-        here = pass_number, self._cursor.place
+        here = self.pass_number, self._cursor.place
         return [
-            Resolved((chunk, number), self._number(pass_number, chunk, number), (pass_number, (chunk, number)) < here)
-            if pass_number == self.pass_number
-            else Resolved((chunk, number), self._number(pass_number, chunk, number), pass_number < self.pass_number)
+            ((chunk, number), self._number(pass_number, chunk, number), (pass_number, (chunk, number)) < here)
             for number in numbers
-        ]
+        ] or [(None, None, False)]
 
     def _number(self, pass_number: int, chunk: int, inside: int) -> int | None:
         """Return the number of a micro-batch, counted from the start of the pass, or from the state; None: too far."""
@@ -142,7 +134,7 @@ class _InLanes:
 
     def resolve(self, pass_number: int, position: int, address: Sequence[int]) -> list[Resolved]:
         chunk, offset = divmod(position - self._plan.positions(pass_number, 0)[0], self._plan.chunk)
-        return [Resolved((chunk,), None, pass_number < self.pass_number or self._delivered(chunk, offset))]
+        return [((chunk,), None, pass_number < self.pass_number or self._delivered(chunk, offset))]
 
     def _delivered(self, chunk: int, offset: int) -> bool:
         at: Any = self._at.get(chunk % self._lanes)
@@ -239,10 +231,8 @@ def sample_history(
 
 def find_samples(dataset: SavableDataset, key: str) -> list[tuple[int, int]]:
     """Return the data set number and the sample number of each sample with this key."""
-    samples = list[tuple[int, int]]()
-    for leaf, source_leaf in enumerate(dataset.resolved.leaves):
-        samples += [(leaf, index) for index in indices_of(source_leaf.source, key)]
-    return samples
+    leaves = enumerate(dataset.resolved.leaves)
+    return [(number, index) for number, leaf in leaves for index in indices_of(leaf.source, key)]
 
 
 def indices_of(source: Any, key: str) -> list[int]:
@@ -281,15 +271,12 @@ class _History:
         )
 
     def _times(self) -> int:
-        at = self._at
+        low, high = self._at.low, self._at.high
         if not self._dataset.is_endless:
             return sum(appearance.place is not None for appearance in self._newest_first())
-        if at.high == at.low:
-            return self._occurrences.count(at.low)
-        begun = self._occurrences.between(at.low, at.high)
-        return self._occurrences.count(at.low) + sum(
-            appearance.delivered for p in begun for appearance in self._appearances(0, p)
-        )
+        begun = self._occurrences.between(low, high) if high > low else ()
+        delivered = sum(appearance.delivered for place in begun for appearance in self._appearances(0, place))
+        return self._occurrences.count(low) + delivered
 
     def _newest_first(self) -> Iterator[Appearance]:
         """Yield all appearances that were delivered, the newest first."""
@@ -316,9 +303,6 @@ class _History:
 
     def _appearances(self, pass_number: int, position: int) -> Iterator[Appearance]:
         """Yield the appearances at a position: one, or several if the sample is split."""
-        (address,) = self._address(position)
+        (address,) = self._order.lookup(np.array([position], dtype=np.int64)).rows()
         for place, number, delivered in self._at.resolve(pass_number, position, address):
             yield Appearance(pass_number, position, address[2], place, number, delivered)
-
-    def _address(self, position: int) -> list[tuple[int, int, int]]:
-        return self._order.lookup(np.array([position], dtype=np.int64)).rows()

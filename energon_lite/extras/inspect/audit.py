@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -13,22 +13,11 @@ import click
 
 from energon_lite.cli import ExistingPath
 from energon_lite.cli.checkpoint import dataset_options
-from energon_lite.errors import UsageError, counted
+from energon_lite.errors import UsageError, counted, listed
 from energon_lite.extras.inspect.appearances import Appearance, SampleHistory, find_samples, sample_history
-from energon_lite.extras.inspect.audited_run import (
-    AuditedRun,
-    Fault,
-    PlannedSteps,
-    check_steps,
-    expanded,
-    explain,
-)
-from energon_lite.extras.inspect.recorded_steps import (
-    RecordedStep,
-    StepDifference,
-    first_difference,
-    missing_steps,
-)
+from energon_lite.extras.inspect.audited_run import AuditedRun, Fault, PlannedSteps, check_steps, expanded, explain
+from energon_lite.extras.inspect.recorded_steps import RecordedStep, StepDifference, first_difference, missing_steps
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.order.hashing import MASK64
 
@@ -195,10 +184,9 @@ def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
 
     step = fault.recorded
     yield f"step {step.step}: not the samples that were planned for micro-batches {step.first} to {step.stop - 1}"
-    if fault.failed and fault.lost and fault.added:
-        yield f"  {named(fault.lost)} failed or was skipped; in its place came {named(fault.added)}"
-    elif fault.lost and fault.added:
-        yield f"  {named(fault.lost)} was lost; {named(fault.added)} came instead"
+    if fault.lost and fault.added:
+        how = "failed or was skipped; in its place came {}" if fault.failed else "was lost; {} came instead"
+        yield f"  {named(fault.lost)} {how.format(named(fault.added))}"
     elif fault.lost:
         yield f"  {named(fault.lost)} was lost"
     elif fault.added:
@@ -208,8 +196,8 @@ def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
 
 
 def _plain_fault(fault: Fault) -> dict[str, Any]:
-    plain = {"step": fault.recorded.step, "first": fault.recorded.first, "stop": fault.recorded.stop}
-    return plain | {"lost": fault.lost, "added": fault.added, "failed": fault.failed}
+    plain = {name: getattr(fault.recorded, name) for name in ("step", "first", "stop")}
+    return plain | {name: getattr(fault, name) for name in ("lost", "added", "failed")}
 
 
 def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], Any]:
@@ -221,27 +209,16 @@ def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], An
     if isinstance(difference, int):
         if not difference:
             raise UsageError(f"{title} have no micro-batch in common at which steps of both end")
-        return (
-            True,
-            [title, f"the same samples in all {counted(difference, 'step')} that both have"],
-            {"same": difference},
-        )
-    lines = [
-        title,
-        f"different samples first in {_steps(difference.ours)} of the one, {_steps(difference.theirs)} of the other",
-    ]
-    lines += _planned_difference(ours, theirs, difference)
-    return (
-        False,
-        lines,
-        {"ours": [vars(step) for step in difference.ours], "theirs": [vars(step) for step in difference.theirs]},
-    )
+        same = f"the same samples in all {counted(difference, 'step')} that both have"
+        return True, [title, same], {"same": difference}
+    first = f"different samples first in {_steps(difference.ours)} of the one, {_steps(difference.theirs)} of the other"
+    plain = {name: [vars(step) for step in steps] for name, steps in difference._asdict().items()}
+    return False, [title, first, *_planned_difference(ours, theirs, difference)], plain
 
 
 def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDifference) -> Iterator[str]:
     """Yield lines about the plans of both runs for the steps that differ."""
-    sets = list[set[tuple[int, ...]]]()
-    names = list[Any]()
+    plans = list[tuple[str, Sequence[Leaf], set[tuple[int, ...]]]]()
     for run, steps in ((ours, found.ours), (theirs, found.theirs)):
         try:
             planned = run.planned()
@@ -250,32 +227,28 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
             return
         whole = _joined(steps)
         difference = (whole.digest - planned.digest(whole)) & MASK64
+        lines: Iterable[str] = ["exactly the samples that were planned"]
         if difference:
-            for line in _fault_lines(explain(planned, whole, difference), planned):
-                yield f"{run.name}: {line.strip()}"
-        else:
-            yield f"{run.name}: exactly the samples that were planned"
+            lines = _fault_lines(explain(planned, whole, difference), planned)
+        yield from (f"{run.name}: {line.strip()}" for line in lines)
         batches = planned.addresses(whole.pass_number, whole.first, whole.stop)
-        sets.append({tuple(address) for addresses in batches for address in addresses})
-        names.append(planned.dataset.leaves)
-    for run, own, other, leaves in ((ours, sets[0], sets[1], names[0]), (theirs, sets[1], sets[0], names[1])):
+        addresses = {tuple(address) for addresses in batches for address in addresses}
+        plans.append((run.name, planned.dataset.leaves, addresses))
+    for (name, leaves, own), (_, _, other) in (plans, plans[::-1]):
         only = sorted(own - other)
         if only:
-            keys = ", ".join(
-                f"{leaves[address[0]].source.key(address[1])} ({leaves[address[0]].name})" for address in only[:_SHOWN]
-            )
-            more = f" and {len(only) - _SHOWN} more" if len(only) > _SHOWN else ""
-            yield f"only planned for {run.name}: {keys}{more}"
+            keys = (f"{leaves[leaf].source.key(index)} ({leaves[leaf].name})" for leaf, index, *_ in only[:_SHOWN])
+            yield f"only planned for {name}: {listed([*keys], _SHOWN, len(only))}"
 
 
-def _joined(steps: tuple[RecordedStep, ...]) -> RecordedStep:
+def _joined(steps: Sequence[RecordedStep]) -> RecordedStep:
     digest = sum(step.digest for step in steps) & MASK64
     return RecordedStep(steps[0].step, steps[0].pass_number, steps[0].first, steps[-1].stop, digest)
 
 
-def _first_and_last(steps: list[RecordedStep]) -> str:
+def _first_and_last(steps: Sequence[RecordedStep]) -> str:
     return f"steps {steps[0].step} to {steps[-1].step}" if steps else "no step"
 
 
-def _steps(steps: tuple[RecordedStep, ...]) -> str:
-    return f"step {steps[0].step}" if len(steps) == 1 else f"steps {steps[0].step} to {steps[-1].step}"
+def _steps(steps: Sequence[RecordedStep]) -> str:
+    return f"step {steps[0].step}" if len(steps) == 1 else _first_and_last(steps)

@@ -36,9 +36,7 @@ COMMANDS = {
         _GROUP,
     ),
     "analyze-debug": Command(
-        "energon_lite.extras.inspect.analyze_debug:command",
-        "Draw traces as a picture: samples against steps.",
-        _GROUP,
+        "energon_lite.extras.inspect.analyze_debug:command", "Draw traces as a picture: samples against steps.", _GROUP
     ),
 }
 OBSERVERS = {

@@ -156,17 +156,17 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         err=options["as_json"],
     )
     plans: dict[str, MicroBatches] = {}
-    rows = [["strategy", *_COLUMNS]]
+    titles, rows = ["strategy", *_COLUMNS], []
     for name in strategies or _DEFAULT:
         strategy = strategy_from_dict(_document(name, capacity, options["oversize"], lengths), at="--strategy")
         plan = plan_in_chunks(strategy, lengths, seed=options["seed"], key_lengths=keys, chunk=options["chunk"])
         plans[name] = plan
         rows.append([name, *_cells(plan, strategy, capacity, options["ranks"], options["per_rank"])])
     if options["as_json"]:
-        table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        table = [dict(zip(titles, row, strict=True)) for row in rows]
         click.echo(json.dumps({"samples": len(lengths), "tokens": int(lengths.sum()), "plans": table}, indent=2))
-    for line in [] if options["as_json"] else aligned(rows):
-        click.echo(line)
+    else:
+        click.echo("\n".join(aligned([titles, *rows])))
     for name, plan in plans.items():
         for words in plan.counts.words():  # about samples that did not fit
             click.secho(f"{name}: {words}", fg="yellow", err=True)
@@ -185,12 +185,11 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
     path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):
         return _read_file(path)
-    return np.concatenate(
-        [
-            checked_lengths(source.column(column)[np.arange(len(source))], f"column {column!r} of {spec.path}")
-            for spec, source in open_dataset(path, split_part, split_config)
-        ]
-    )
+    lengths = [
+        checked_lengths(source.column(column)[np.arange(len(source))], f"column {column!r} of {spec.path}")
+        for spec, source in open_dataset(path, split_part, split_config)
+    ]
+    return np.concatenate(lengths)
 
 
 def _read_file(path: str) -> Ints:

@@ -92,7 +92,7 @@ class ProfileWindow:
 
     def _note(self, step: int, action: Action, began: float, ended: float) -> None:
         stage = self.mesh.rank("pp")
-        what = {"name": str(action), "cat": "backward" if action.backward else "forward"}
-        when = {"ph": "X", "ts": began * 1e6, "dur": (ended - began) * 1e6}
+        event: dict[str, Any] = {"name": str(action), "cat": "backward" if action.backward else "forward", "ph": "X"}
+        event |= {"ts": began * 1e6, "dur": (ended - began) * 1e6, "pid": self.mesh.global_rank, "tid": stage}
         more = {"step": step, "stage": stage, "micro_batch": action.micro_batch, "chunk": action.chunk}
-        self._events.append({**what, **when, "pid": self.mesh.global_rank, "tid": stage, "args": more})
+        self._events.append({**event, "args": more})

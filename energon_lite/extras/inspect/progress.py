@@ -1,20 +1,31 @@
-"""Progress of a loader: lines of speed, waiting time and its reason in the log, and metrics for sinks."""
+"""Progress of a loader: lines of speed, waiting time and its reason in the log; metrics, and sinks of them.
+
+Sinks are a file with lines of JSON, TensorBoard, and Weights & Biases.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
 import time
+import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.bottleneck import LIMITS, bottleneck_text
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, MetricsReports, ObservedRank
+from energon_lite.storage.files.atomic_file import write_bytes
 
 logger = logging.getLogger(__name__)
 
 #: Entries of the statistics that are plain numbers.
 _PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_seconds", "bytes_read", "worker_deaths")
+#: Counters of which reports show the growth.
+_COUNTERS = ("time", "samples", "tokens", "wait_seconds")
 
 
 def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,32 +59,22 @@ def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-class _Mark(NamedTuple):
-    """Counters at the delivery of a batch."""
-
-    time: float
-    samples: int = 0
-    tokens: int = 0
-    wait_seconds: float = 0.0
-
-
 class _Reporter(BatchObserver):
     """Base class of observers that report what was done since their last report."""
 
     _batches = 0
     _now = 0.0  # time of the last delivery
-    _last: _Mark | None = None
+    _last: dict[str, float] | None = None  # counters at the last report
 
     def on_batch(self, event: BatchEvent) -> None:
         self._batches = event.batches
         self._now = event.delivered
 
-    def _marks(self, stats: Mapping[str, Any]) -> tuple[_Mark | None, _Mark]:
-        """Return the counters at the last report and now."""
-        now = _Mark(self._now, stats["samples"], stats["tokens"], stats["wait_seconds"])
-        last = self._last
-        self._last = now
-        return last, now
+    def _growth(self, stats: Mapping[str, Any]) -> dict[str, float] | None:
+        """Return the growth of the time and of the counters since the last report; None: this is the first."""
+        now = {name: self._now if name == "time" else stats[name] for name in _COUNTERS}
+        last, self._last = self._last, now
+        return None if last is None else {name: now[name] - last[name] for name in _COUNTERS}
 
 
 class ProgressLog(_Reporter):
@@ -95,19 +96,19 @@ class ProgressLog(_Reporter):
     def on_batch(self, event: BatchEvent) -> None:
         super().on_batch(event)
         if self._last is None:
-            self._last = _Mark(event.asked)
+            self._last = {**dict.fromkeys(_COUNTERS, 0), "time": event.asked}
 
     def on_stats(self, stats: dict[str, Any]) -> None:
-        last, now = self._marks(stats)
-        assert last is not None
-        seconds = max(1e-9, now.time - last.time)
+        growth = self._growth(stats)
+        assert growth is not None
+        seconds = max(1e-9, growth["time"])
         limits = stats["bottleneck"]
         queue = stats["queue"]
         deaths = stats["worker_deaths"]
         parts = [
-            f"batch {self._batches:,}: {(now.samples - last.samples) / seconds:,.1f} samples/s",
-            f"{(now.tokens - last.tokens) / seconds:,.0f} tokens/s" if now.tokens else "",
-            f"waited {100 * (now.wait_seconds - last.wait_seconds) / seconds:.1f} % of the time",
+            f"batch {self._batches:,}: {growth['samples'] / seconds:,.1f} samples/s",
+            f"{growth['tokens'] / seconds:,.0f} tokens/s" if stats["tokens"] else "",
+            f"waited {100 * growth['wait_seconds'] / seconds:.1f} % of the time",
             bottleneck_text(limits) if limits is not None else "",
             f"{queue['ready']} ready, {queue['pending']} pending, {queue['bytes_in_flight'] / (1 << 20):.1f} MiB in "
             "flight",
@@ -131,13 +132,126 @@ class MetricsWriter(_Reporter):
         self._sinks = [*reports.sinks]
 
     def on_stats(self, stats: dict[str, Any]) -> None:
-        last, now = self._marks(stats)
-        values = loader_metrics(stats)
-        if last is not None and now.time > last.time:
-            values["loader/samples_per_second"] = (now.samples - last.samples) / (now.time - last.time)
+        values, growth = loader_metrics(stats), self._growth(stats)
+        if growth is not None and growth["time"] > 0:
+            values["loader/samples_per_second"] = growth["samples"] / growth["time"]
         for sink in list(self._sinks):
             try:
                 sink.write(values)
             except Exception as error:  # a run must not fail because of metrics
                 self._sinks.remove(sink)
                 logger.warning("%s cannot be written to, and is left out from now on: %s", type(sink).__name__, error)
+
+
+# -- sinks -----------------------------------------------------------------------------------------------------------
+
+
+class MetricsFile:
+    """A file with a JSON object per line. A resumed run continues after the step it resumed from.
+
+    Args:
+        path: the file; created, with its folder, if missing.
+        after: the last step that counts. Lines of later steps, which the run will repeat, and a line truncated by a
+            crash are dropped. None: all lines are kept.
+
+    Example:
+        >>> with MetricsFile("output/metrics.jsonl", after=0) as metrics:
+        ...     metrics.write({"step": 1, "loss": 5.5})
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, after: int | None = None):
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if after is not None and path.exists():
+            last = after or -1  # an evaluation before the first step is repeated, too
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= last]
+            write_bytes(os.fspath(path), "".join(f"{line}\n" for line in kept).encode())
+        self._stream = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append a line. Floats keep all their digits; NaN and infinity become null, as JSON has neither."""
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in values.items()
+        }
+        self._stream.write(json.dumps(plain, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _step_of(line: str) -> float:
+    try:
+        step: float = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step
+
+
+class TensorBoardFolder:
+    """Numbers for TensorBoard. A resumed run continues after the step it resumed from.
+
+    Args:
+        path: the folder; created if missing.
+        after: the last step that counts; TensorBoard discards later ones. None: it keeps all.
+
+    Raises:
+        UsageError: tensorboard is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, after: int | None = None):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            fix = "pip install tensorboard, or leave it out (of a trainer: train.tensorboard=false)"
+            raise UsageError("tensorboard is not installed", fix=fix) from None
+        self._writer = SummaryWriter(os.fspath(path), purge_step=None if after is None else after + 1 if after else 0)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append numbers; other values are skipped."""
+        for name, value in values.items():
+            if name not in ("step", "time") and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbRun:
+    """Numbers for Weights & Biases. A resumed run continues there; of a repeated step, the first numbers are kept.
+
+    Args:
+        folder: folder of wandb's files; the run's id, for resuming, is in ``wandb-id`` in it.
+        settings: arguments of ``wandb.init``, for example ``{project: captions, mode: offline}``.
+        config: configuration of the run, as shown there.
+
+    Raises:
+        UsageError: wandb is not installed.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], settings: Mapping[str, Any], config: Mapping[str, Any] | None = None
+    ):
+        try:
+            import wandb
+        except ImportError:
+            fix = "pip install 'energon-lite[wandb]', or leave it out (of a trainer: train.wandb)"
+            raise UsageError("wandb is not installed", fix=fix) from None
+        name = Path(folder, "wandb-id")
+        if not name.exists():
+            name.parent.mkdir(parents=True, exist_ok=True)
+            name.write_text(uuid.uuid4().hex[:8])
+        given = {"id": name.read_text(), "resume": "allow", "dir": os.fspath(folder), **settings}
+        self._run = wandb.init(config=dict(config or {}), **given)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        self._run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+    def close(self) -> None:
+        self._run.finish()

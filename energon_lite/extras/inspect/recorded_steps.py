@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import MASK64
@@ -30,18 +30,14 @@ class RecordedStep:
     digest: int
 
 
-@dataclass(frozen=True)
-class StepDifference:
-    """The first place at which the samples of two runs differ.
+class StepDifference(NamedTuple):
+    """The first place at which the samples of two runs differ: the steps of each run there.
 
-    Args:
-        ours, theirs: the steps of each run at that place: one each, or as many as end at a common micro-batch.
-        difference: our digest minus theirs, modulo 2**64.
+    There is one step of each, or as many as end at a common micro-batch.
     """
 
-    ours: tuple[RecordedStep, ...]
-    theirs: tuple[RecordedStep, ...]
-    difference: int
+    ours: list[RecordedStep]
+    theirs: list[RecordedStep]
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[RecordedStep]:
@@ -98,14 +94,10 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
 def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, int], int]:
     """Return the digests in a file, by pass and position, number of ranks, and rank; of repeated steps, the last."""
     digests: dict[tuple[tuple[int, int], int, int], int] = {}
-    rank = 0
-    world = 0
-    is_new = False
+    rank, world, is_new = 0, 0, False
     for line in json_lines(path):
         if line.get("format") == "energon_lite.trace":
-            rank = int(line["rank"])
-            world = int(line.get("world_size", 0))
-            is_new = True
+            rank, world, is_new = int(line["rank"]), int(line.get("world_size", 0)), True
         elif isinstance(line.get("digest"), str) and world:
             place = int(line["pass"]), int(line["position"])
             if is_new:
@@ -155,25 +147,19 @@ def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep
         >>> first_difference(read_metrics("a/metrics.jsonl"), read_metrics("b/metrics.jsonl"))
         1200
     """
-    begin = max((steps_of_run[0].pass_number, steps_of_run[0].first) for steps_of_run in (ours, theirs))
-    mine, others = ([step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs))
-    place = [0, 0]
-    compared = 0
-    sums = [0, 0]
-    begun = [0, 0]
-    runs = mine, others
+    begin = max((steps[0].pass_number, steps[0].first) for steps in (ours, theirs))
+    runs = [[step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs)]
+    place, begun, compared, difference = [0, 0], [0, 0], 0, 0
     while all(at < len(steps) for at, steps in zip(place, runs, strict=True)):
         ends = [(steps[at].pass_number, steps[at].stop) for at, steps in zip(place, runs, strict=True)]
-        for run in (0, 1):
+        for run, sign in ((0, 1), (1, -1)):
             if ends[run] <= ends[1 - run]:
-                sums[run] += runs[run][place[run]].digest
+                difference += sign * runs[run][place[run]].digest
                 place[run] += 1
         if ends[0] != ends[1]:
             continue
         compared += 1
-        difference = (sums[0] - sums[1]) & MASK64
-        if difference:
-            ours_, theirs_ = (tuple(runs[run][begun[run] : place[run]]) for run in (0, 1))
-            return StepDifference(ours_, theirs_, difference)
+        if difference & MASK64:
+            return StepDifference(*(runs[run][begun[run] : place[run]] for run in (0, 1)))
         begun = list(place)
     return compared

@@ -53,11 +53,10 @@ class TraceFile(BatchObserver):
         self._workers = [_Lines(file) for file in workers]
         for number, lines in enumerate(self._workers):
             lines.write({"t": "Worker.__init__", "r": rank, "worker_number": number})
+        self._count = 0
         clock = time.time() - time.monotonic()
         header = {"format": _FORMAT, "version": _VERSION, "rank": rank, "pid": os.getpid(), "clock": clock}
-        header["world_size"] = world_size
-        self._count = 0
-        header |= {"t": "SavableLoader.__init__", "r": rank}
+        header |= {"world_size": world_size, "t": "SavableLoader.__init__", "r": rank}
         self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in observed.leaves]})
 
     def on_batch(self, event: BatchEvent) -> None:
@@ -68,13 +67,12 @@ class TraceFile(BatchObserver):
         keys = _keys_of(result.batch)
         step = position // self._world
         line: dict[str, Any] = {"pass": pass_number, "step": step, "asked": event.asked, "delivered": event.delivered}
-        line |= {"position": position, "digest": digest_text(result.digest)}
-        if made.get("worker_number", len(self._workers)) < len(self._workers):
-            own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
-            self._workers[made["worker_number"]].write({**line, **own, **made})
+        line |= {"position": position, "digest": digest_text(result.digest), "t": "SavableDataLoader.yield"}
         # The same record for programs that read Energon's debug files.
-        line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
+        line |= {"r": self._rank, "idx": step, "global_idx": self._count}
         self._count += 1
+        if made.get("worker_number", len(self._workers)) < len(self._workers):
+            self._workers[made["worker_number"]].write(line | {"t": "Worker.batch", "keys": keys} | made)
         self._lines.write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
 
 
@@ -170,21 +168,18 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
         click.secho(f"{counted(unread, 'line')} left out: unreadable", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
-    sightings_of_keys = [sightings(runs, key) for key in keys]
+    found = {key: sightings(runs, key) for key in keys}
     if as_json:
-        seen = {
-            key: {"known": known, "seen": lines[1:]}
-            for key, (known, lines) in zip(keys, sightings_of_keys, strict=True)
-        }
+        seen = {key: {"known": known, "seen": lines[1:]} for key, (known, lines) in found.items()}
         click.echo(json.dumps({**_plain(runs, slowest), "keys": seen}, indent=2))
     else:
-        for line in chain(*(lines for _, lines in sightings_of_keys)) if keys else _summary(runs, slowest):
+        for line in chain(*(found[key][1] for key in keys)) if keys else _summary(runs, slowest):
             click.echo(line)
     if output is not None:
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(chrome_events(runs)), "displayTimeUnit": "ms"}, file)
         click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.", err=as_json)
-    if not all(known for known, _ in sightings_of_keys):
+    if not all(known for known, _ in found.values()):
         sys.exit(1)
 
 
@@ -268,24 +263,24 @@ def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
     stages = Counter[str]()
     for batch in batches:
         stages.update(batch["stages"])
+    slow = [
+        {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
+        for seconds, key, rank, batch in _slowest(runs, slowest)
+    ]
     return {
         "ranks": sorted({run.rank for run in runs}),
         "batches": len(batches),
         "samples": sum(len(batch["sources"]) for batch in batches),
         "waited": sum(batch["delivered"] - batch["asked"] for batch in batches),
         "stages": dict(stages),
-        "slowest": [
-            {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
-            for seconds, key, rank, batch in _slowest(runs, slowest)
-        ],
+        "slowest": slow,
     }
 
 
 def _slowest(runs: Sequence[Run], count: int) -> list[tuple[float, str, int, dict[str, Any]]]:
     """Seconds, key, rank and batch of the samples that took longest."""
-    every = (
-        (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
-    )
+    batches = ((run.rank, batch) for run in runs for batch in run.batches)
+    every = ((seconds, key, rank, batch) for rank, batch in batches for key, seconds in batch["samples"])
     return nlargest(count, every, key=lambda entry: entry[0])
 
 

@@ -25,6 +25,7 @@ from energon_lite.loading.options import Reading
 from energon_lite.loading.recipes import get_savable_loader, get_train_dataset
 from energon_lite.worker_config import WorkerConfig
 
+_COUNT = click.IntRange(min=1)
 #: Number of settings to try in the given time.
 _TRIES = 16
 #: Share of the free memory that a loader may use.
@@ -38,11 +39,11 @@ _PER_CORE = 4
 @click.command(name="tune", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path())
 @click.option("--task-encoder", default="", metavar="MODULE:CLASS", help="Your hooks.  [default: none]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 8, without --batching]")
-@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--batch-size", type=_COUNT, help="Samples in a batch.  [default: 8, without --batching]")
+@click.option("--packing-buffer-size", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--batching", help="Batches by tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
-@click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
-@click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--shuffle-buffer-size", type=_COUNT, help="As in get_train_dataset.")
+@click.option("--max-samples-per-sequence", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="Allow the files to name Python code that is run.")
 @click.option(
     "--step-seconds",
@@ -50,12 +51,8 @@ _PER_CORE = 4
     help="Seconds of your training for a batch, to find the fewest workers that keep up.",
 )
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Total time to measure.")
-@click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that share this machine."
-)
-@click.option(
-    "--most-workers", type=click.IntRange(min=1), help="Most workers of a rank.  [default: 4 for each of its cores]"
-)
+@click.option("--ranks", type=_COUNT, default=1, show_default=True, help="Ranks that share this machine.")
+@click.option("--most-workers", type=_COUNT, help="Most workers of a rank.  [default: 4 for each of its cores]")
 @click.option("--memory-limit", help="Memory of a rank with its workers, such as 6G.  [default: 80 % of what is free]")
 @click.option("--threads/--no-threads", default=True, help="Try threads, too.")
 @click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON.")
@@ -97,15 +94,14 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
             local_path(path), task_encoder=encoder, worker_config=config, reading=reading, **options
         )
 
-    if not as_json:
-        free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
-        click.echo(f"{path}: {counted(cores, 'core')} and {free} for a rank")
-
-    def tell(speed: Speed) -> None:
+    def tell(text: object) -> None:
         if not as_json:
-            click.echo("  " + _line(speed))
+            click.echo(text)
 
-    tuning = tune(LoaderSpeed(make, bounds.seconds / _TRIES / 2), bounds, tell=tell)
+    free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
+    tell(f"{path}: {counted(cores, 'core')} and {free} for a rank")
+    measure = LoaderSpeed(make, bounds.seconds / _TRIES / 2)
+    tuning = tune(measure, bounds, tell=lambda speed: tell(f"  {_line(speed)}"))
     click.echo(json.dumps(_plain(tuning), indent=1) if as_json else _report(tuning, bounds))
 
 
@@ -114,13 +110,12 @@ def _report(found: Tuning, bounds: Bounds) -> str:
     assert best is not None
     rows = [[str(speed.setting), f"{speed.samples:,.1f}", _memory(speed), speed.error] for speed in found.all()]
     rows += [[str(setting), "", "", why] for setting, why in found.left_out.items()]
-    text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), ""]
-    setting = best.setting
-    names = f"num_workers={setting.workers}"
+    setting, more, times = best.setting, "", ""
     if setting.workers:
-        names += f", prefetch_factor={setting.prefetch}, start_method={setting.start_method!r}"
-    times = f", {best.samples / alone.samples:.1f} times as fast as without workers" if setting.workers else ""
-    text.append(f"{names}: {best.samples:,.1f} samples/s{times}; {_memory(best)}")
+        more = f", prefetch_factor={setting.prefetch}, start_method={setting.start_method!r}"
+        times = f", {best.samples / alone.samples:.1f} times as fast as without workers"
+    proposal = f"num_workers={setting.workers}{more}: {best.samples:,.1f} samples/s{times}; {_memory(best)}"
+    text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), "", proposal]
     if bounds.batches is not None and best.batches < bounds.batches:
         short = best.batches / bounds.batches
         text.append(f"That is {100 * short:.0f} % of what the training could take: the loader will be the limit.")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 
 @dataclass(frozen=True, order=True)
@@ -28,10 +28,8 @@ class Setting:
     def __str__(self) -> str:
         if not self.workers:
             return "no workers"
-        kind = "thread" if self.start_method == "thread" else "worker"
-        return f"{self.workers} {kind}{'s' * (self.workers > 1)}" + (
-            f", {self.prefetch} ahead" if self.prefetch != 2 else ""
-        )
+        ahead = f", {self.prefetch} ahead" if self.prefetch != 2 else ""
+        return counted(self.workers, "thread" if self.kind == "thread" else "worker") + ahead
 
     @property
     def kind(self) -> str:
@@ -117,12 +115,11 @@ class Tuning:
     @property
     def spread(self) -> float:
         """The largest relative difference between measurements of one setting, such as 0.2 for a fifth."""
-        least: dict[Setting, float] = {}
+        speeds: dict[Setting, list[float]] = {}
         for speed in self.speeds:
             if speed.samples > 0:
-                least[speed.setting] = min(speed.samples, least.get(speed.setting, speed.samples))
-        best = [speed for speed in self.all() if speed.samples > 0]
-        return max((1 - least[speed.setting] / speed.samples for speed in best), default=0.0)
+                speeds.setdefault(speed.setting, []).append(speed.samples)
+        return max((1 - min(each) / max(each) for each in speeds.values()), default=0.0)
 
     def all(self) -> list[Speed]:
         """Return the speed of each setting that was tried."""
@@ -152,34 +149,27 @@ def tune(
     Raises:
         UsageError: the loader without workers exceeds the memory limit, or no setting could be run.
     """
-    search = _Search(measure, bounds, tell, clock)
+    search = _Search(measure, bounds, tell, clock, clock())
     search.run()
-    tuning = search.tuning
-    tuning.best = _proposal(tuning, bounds)
-    return tuning
+    search.tuning.best = _proposal(search.tuning, bounds)
+    return search.tuning
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        measure: Callable[[Setting], Speed],
-        bounds: Bounds,
-        tell: Callable[[Speed], None],
-        clock: Callable[[], float],
-    ):
-        self._measure = measure
-        self._bounds = bounds
-        self._tell = tell
-        self._clock = clock
-        self._began = clock()
-        self._took: list[float] = []  # seconds, each
-        self.tuning = Tuning()
+    measure: Callable[[Setting], Speed]
+    bounds: Bounds
+    tell: Callable[[Speed], None]
+    clock: Callable[[], float]
+    began: float
+    took: list[float] = field(default_factory=list)  # seconds of each measurement
+    tuning: Tuning = field(default_factory=Tuning)
 
     def run(self) -> None:
         self._try(Setting(0))
         best = self._most_workers("fork", 1)
-        if self._bounds.threads and not self._is_enough():
-            number = min(max(2, best), self._bounds.workers)
+        if self.bounds.threads and not self._is_enough():
+            number = min(max(2, best), self.bounds.workers)
             self._try(Setting(number, start_method="thread"))
             if self._is_near("thread"):
                 self._most_workers("thread", number)
@@ -205,9 +195,9 @@ class _Search:
                 break
             tried[number] = speed.samples
             in_vain = in_vain + 1 if number > first and speed.samples < (1 + _GAIN) * before else 0
-            if number == self._bounds.workers:
+            if number == self.bounds.workers:
                 break
-            number = min(2 * number, self._bounds.workers)
+            number = min(2 * number, self.bounds.workers)
         for _ in range(4):
             best = max(tried, key=tried.__getitem__, default=0)
             between = self._between(tried, best)
@@ -227,8 +217,8 @@ class _Search:
         if above - best > 1 and tried[above] > _NEAR * tried[best]:
             return (best + above) // 2
         enough = (1 - _WORTH) * tried.get(best, 0.0)
-        if self._bounds.batches is not None and (leader := self._leader()).batches:
-            enough = min(enough, self._bounds.batches * leader.samples / leader.batches)
+        if self.bounds.batches is not None and (leader := self._leader()).batches:
+            enough = min(enough, self.bounds.batches * leader.samples / leader.batches)
         good = min((number for number in numbers if tried[number] >= enough), default=best)
         below = max((number for number in numbers if number < good), default=good)
         return (good + below) // 2 if good - below > 1 else None
@@ -236,7 +226,7 @@ class _Search:
     def _again(self) -> None:
         """Measure the best settings again, because one measurement on a shared machine may be too good."""
         for _ in range(_TIMES - 1):
-            for finalist in sorted(_fitting(self.tuning, self._bounds), key=lambda speed: -speed.samples)[:_FINALISTS]:
+            for finalist in sorted(_fitting(self.tuning, self.bounds), key=lambda speed: -speed.samples)[:_FINALISTS]:
                 self._try(finalist.setting, again=True)
 
     def _try(self, setting: Setting, *, again: bool = False) -> Speed | None:
@@ -244,25 +234,25 @@ class _Search:
         known = self.tuning.of(setting)
         if known is not None and not again:
             return known
-        used = self._clock() - self._began
-        if self._took and used + statistics.median(self._took) > self._bounds.seconds:
+        used = self.clock() - self.began
+        if self.took and used + statistics.median(self.took) > self.bounds.seconds:
             if not again:
                 self.tuning.left_out[setting] = "no time was left"
             return None
-        needed, limit = self._memory_of(setting), self._bounds.memory
+        needed, limit = self._memory_of(setting), self.bounds.memory
         if limit is not None and needed is not None and needed > limit:
             self.tuning.left_out[setting] = f"would take {needed / (1 << 30):.2f} GiB"
             return None
-        began = self._clock()
-        speed = self._measure(setting)
-        self._took.append(self._clock() - began)
+        began = self.clock()
+        speed = self.measure(setting)
+        self.took.append(self.clock() - began)
         self.tuning.speeds.append(speed)
-        self._tell(speed)
+        self.tell(speed)
         return speed
 
     def _most_that_fit(self, start_method: str, workers: int) -> int:
         """Return the most workers, below a number, that fit into memory."""
-        limit, number = self._bounds.memory, workers - 1
+        limit, number = self.bounds.memory, workers - 1
         while limit is not None and number > 0:
             needed = self._memory_of(Setting(number, start_method=start_method))
             if needed is None or needed <= limit:
@@ -282,14 +272,11 @@ class _Search:
         return int(alone.memory + setting.workers * max([0.0, *each]) * ahead)
 
     def _leader(self) -> Speed:
-        return max(_fitting(self.tuning, self._bounds), key=lambda speed: speed.samples, default=self.tuning.speeds[0])
+        return max(_fitting(self.tuning, self.bounds), key=lambda speed: speed.samples, default=self.tuning.speeds[0])
 
     def _of_kind(self, kind: str) -> list[Speed]:
-        return [
-            speed
-            for speed in _fitting(self.tuning, self._bounds)
-            if speed.setting.workers and speed.setting.kind == kind
-        ]
+        fitting = _fitting(self.tuning, self.bounds)
+        return [speed for speed in fitting if speed.setting.workers and speed.setting.kind == kind]
 
     def _is_near(self, kind: str) -> bool:
         """Return whether workers of a kind are nearly as fast as the fastest, so that refining them may pay off."""
@@ -297,7 +284,7 @@ class _Search:
         return fastest > 0 and fastest >= _NEAR * self._leader().samples
 
     def _is_enough(self) -> bool:
-        return self._bounds.batches is not None and self._leader().batches >= self._bounds.batches
+        return self.bounds.batches is not None and self._leader().batches >= self.bounds.batches
 
 
 def _fitting(tuning: Tuning, bounds: Bounds) -> list[Speed]:

@@ -1,4 +1,4 @@
-"""Audio and video: a decoder of clips of a file, and metadata that takes no decoding.
+"""Audio, video and images: clips of a file, metadata that takes no decoding, and batches of encoded images.
 
 A part of a sample that is audio or video becomes an :class:`AVDecoder`, which decodes only on request. Names, arguments
 and results are those of ``megatron.energon.av`` and ``megatron.energon.media``; ``docs/media.md`` lists the results

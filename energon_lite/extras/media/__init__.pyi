@@ -1,5 +1,7 @@
 from .av_decoder import AVDecoder as AVDecoder
 from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder
+from .batch_images import BatchImageDecoder as BatchImageDecoder
+from .batch_images import EncodedImages as EncodedImages
 from .container import AVData as AVData
 from .file_cache_pool import FileStoreCachePool as FileStoreCachePool
 from .kept_lazy import FileCacheLazy as FileCacheLazy

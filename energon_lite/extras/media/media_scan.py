@@ -13,13 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -124,25 +124,22 @@ class MediaFilterConfig:
         """
         if isinstance(source, (bytes, bytearray)):
             source = io.BytesIO(source)
-        if hasattr(source, "read") and hasattr(source, "seek"):
-            if filename is None:
-                raise UsageError("bytes and open files have no name", fix="give filename=")
-            return self._of_stream(source, filename)
-        with source.open("rb") as stream:
-            return self._of_stream(stream, str(source.name))
-
-    def _of_stream(self, stream: BinaryIO, name: str) -> MediaMetadataBase | None:
-        if not self.should_consider_media(name):
-            return None
-        kind = media_kind(name.rpartition(".")[2])
-        if self.strategy is not MediaFilterStrategy.EXTENSION:
-            stream.seek(0)
-            kind = media_kind(guess_extension(stream.read(HEAD_BYTES))) or kind
-        if kind is None:
-            return None
-        if kind == "av":
-            return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
-        return ImageMetadata(**read_image_header(stream)._asdict())
+        is_open = hasattr(source, "read") and hasattr(source, "seek")
+        name = filename if is_open else str(source.name)
+        if name is None:
+            raise UsageError("bytes and open files have no name", fix="give filename=")
+        with nullcontext(source) if is_open else source.open("rb") as stream:
+            if not self.should_consider_media(name):
+                return None
+            kind = media_kind(name.rpartition(".")[2])
+            if self.strategy is not MediaFilterStrategy.EXTENSION:
+                stream.seek(0)
+                kind = media_kind(guess_extension(stream.read(HEAD_BYTES))) or kind
+            if kind is None:
+                return None
+            if kind == "av":
+                return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+            return ImageMetadata(**read_image_header(stream)._asdict())
 
 
 #: A row of the table: the entry's key, the kind of metadata, and the metadata as JSON.
@@ -227,12 +224,11 @@ class MediaReport:
     broken: tuple[tuple[str, str], ...] = ()
 
 
-class _Found(NamedTuple):
-    rows: list[MediaRow]
-    broken: list[tuple[str, str]]
+#: Rows of the media of a unit, and damaged media with their defects.
+Found = tuple[list[MediaRow], list[tuple[str, str]]]
 
 
-class _Media(Work[Unit, _Found]):
+class _Media(Work[Unit, Found]):
     """The extraction of metadata from the media of units in a folder."""
 
     def __init__(self, root: str, media_filter: MediaFilterConfig, *, of_shards: bool):
@@ -253,18 +249,20 @@ class _Media(Work[Unit, _Found]):
     def _state(self, name: str) -> list[int]:
         return file_state(os.path.join(self.root, name))
 
-    def do(self, unit: Unit) -> _Found:
-        result = _Found([], [])
-        for entry, stream in self._of_shard(unit[0]) if self.of_shards else self._of_files(unit):
+    def do(self, unit: Unit) -> Found:
+        rows: list[MediaRow] = []
+        broken: list[tuple[str, str]] = []
+        files = ((name, open_stream(os.path.join(self.root, name))) for name in unit)
+        for entry, stream in self._of_shard(unit[0]) if self.of_shards else files:
             try:
                 metadata = self.filter.read_metadata(stream, entry)
             except DecodeError as error:
-                result.broken.append((entry, error.what))
+                broken.append((entry, error.what))
                 continue
             if metadata is not None:
                 kind, text = serialize_media_metadata(metadata)
-                result.rows.append((entry, kind.value, text))
-        return result
+                rows.append((entry, kind.value, text))
+        return rows, broken
 
     def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
         index = _index(self.root, read_uuid(self.root))
@@ -277,17 +275,12 @@ class _Media(Work[Unit, _Found]):
                 if self.filter.should_consider_media(entry):
                     yield entry, PartRange(shard, offset, size).open()
 
-    def _of_files(self, names: Unit) -> Iterator[tuple[str, RangeStream]]:
-        for name in names:
-            yield name, open_stream(os.path.join(self.root, name))
+    def pack(self, result: Found) -> tuple[dict[str, Any], Arrays]:
+        return {"found": len(result[0])}, {"found": np.frombuffer(json.dumps(result).encode(), np.uint8)}
 
-    def pack(self, result: _Found) -> tuple[dict[str, Any], Arrays]:
-        text = json.dumps([result.rows, result.broken]).encode()
-        return {"found": len(result.rows)}, {"found": np.frombuffer(text, np.uint8)}
-
-    def unpack(self, table: Table, arrays: Arrays) -> _Found:
+    def unpack(self, table: Table, arrays: Arrays) -> Found:
         rows, broken = json.loads(arrays["found"].tobytes())
-        return _Found([(entry, kind, text) for entry, kind, text in rows], [(entry, what) for entry, what in broken])
+        return [(entry, kind, text) for entry, kind, text in rows], [(entry, what) for entry, what in broken]
 
 
 @lru_cache(maxsize=4)
@@ -356,10 +349,10 @@ def prepare_media(
         def rows() -> Iterator[MediaRow]:
             nonlocal count
             for unit in units:
-                result = job.read(unit)
-                broken.extend(result.broken)
-                count += len(result.rows)
-                yield from result.rows
+                own, damaged = job.read(unit)
+                broken.extend(damaged)
+                count += len(own)
+                yield from own
 
         patterns = ",".join(media_filter.patterns)
         write_media_metadata(root, rows(), media_filter.strategy.value, patterns, tmp_path)

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +21,6 @@ from energon_lite.storage.tar.tar_scan import split_member_name
 
 #: Samples whose index rows are in memory at a time while samples are listed.
 _LISTED = 1 << 16
-
-
-class _Place(NamedTuple):
-    """Place of a part: numbers of its sample, of the part in it, and of the shard; its name, offset and size."""
-
-    sample: int
-    part: int
-    name: str
-    shard: int
-    offset: int
-    size: int
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -63,27 +52,25 @@ class WebdatasetFileStore(FileStore[bytes]):
         return _again, (type(self), self._source, self._media)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
-        place, source = self._place(key)
-        choice = self._source.choice
-        data = self._source.store.read(*choice.shards[place.shard], place.offset, place.size)
-        choice.verify(np.array([place.sample]), [place.part], [place.name], [[data]])
-        return data, source
+        sample, name, part, offset, size = self._part(key)
+        choice, shard = self._source.choice, self._shard_of(sample)
+        data = self._source.store.read(*choice.shards[shard], offset, size)
+        choice.verify(np.array([sample]), [part], [name], [[data]])
+        return data, self._source_of(sample, key, shard)
 
     def locate(self, key: str) -> tuple[int, SourceInfo]:
-        place, source = self._place(key)
-        return place.size, source
+        sample, *_, size = self._part(key)
+        return size, self._source_of(sample, key, self._shard_of(sample))
 
-    def _place(self, key: str) -> tuple[_Place, SourceInfo]:
-        """The place of the part with a key, and its source."""
-        sample, part = self._located(key)
-        index, shard = self._source.index, self._shard_of(sample)
+    def _part(self, key: str) -> tuple[int, str, int, int, int]:
+        """The part with a key: number of its sample, its name, its number in the sample, its offset and its size."""
+        sample, name = self._located(key)
+        index = self._source.index
         _, rows = index.key_and_part_rows(sample)
-        rows_of_part = [at for at in range(0, len(rows), 3) if index.part_names[rows[at + 2]] == part]
-        if not rows_of_part:
-            raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
-        offset, size, _ = rows[rows_of_part[-1] : rows_of_part[-1] + 3]  # of two parts with one name the last counts
-        place = _Place(sample, rows_of_part[-1] // 3, part, shard, offset, size)
-        return place, self._source_of(sample, key, index.shard_names[shard])
+        for at in range(len(rows) - 3, -1, -3):  # of two parts with one name the last counts
+            if index.part_names[rows[at + 2]] == name:
+                return sample, name, at // 3, rows[at], rows[at + 1]
+        raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {name!r}", where=self.get_path())
 
     def get_path(self) -> str:
         return self._source.path
@@ -190,8 +177,9 @@ class WebdatasetFileStore(FileStore[bytes]):
                     headers[-1] = end  # the row after the last sample belongs to the next shard
                 yield shard, begin, np.diff(headers).tolist()
 
-    def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
-        return SourceInfo(dataset_path=self.get_path(), index=key, shard_name=shard, file_names=(key,))
+    def _source_of(self, sample: int, key: str, shard: int) -> SourceInfo:
+        name = self._source.index.shard_names[shard]
+        return SourceInfo(dataset_path=self.get_path(), index=key, shard_name=name, file_names=(key,))
 
 
 class JsonlFileStore(WebdatasetFileStore):
@@ -230,9 +218,9 @@ class JsonlFileStore(WebdatasetFileStore):
             )
         return int(key)
 
-    def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
-        names = (f"{sample}.{JSONL_PART}",)
-        return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
+    def _source_of(self, sample: int, key: str, shard: int) -> SourceInfo:
+        name, files = self._source.index.shard_names[shard], (f"{sample}.{JSONL_PART}",)
+        return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=name, file_names=files)
 
 
 _Name = tuple[type["WebdatasetFileStore"], str, tuple[str, tuple[int, ...]]]

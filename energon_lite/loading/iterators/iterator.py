@@ -173,9 +173,16 @@ class DatasetIterator(ABC):
         state: State = self.dataset.state(cursor or self.cursor)
         return state
 
-    @abstractmethod
     def restore(self, state: State | None) -> None:
         """Go to the position of a state; None: to the beginning."""
+        dataset = self._unchanged.at(state)
+        cursor = dataset.start() if state is None else dataset.cursor(state)
+        self.dataset = dataset
+        self._go_to(cursor)
+
+    def _go_to(self, cursor: Any) -> None:
+        """Go to a cursor; only used if :meth:`restore` is not overridden."""
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

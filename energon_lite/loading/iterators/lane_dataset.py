@@ -94,6 +94,17 @@ class LaneDataset(SavableDataset):
         rules = self.plan.pushback, self.plan.fills_buffers
         return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, *rules)
 
+    def start(self) -> LaneCursor:
+        """Return the cursor of this rank at the beginning of the run.
+
+        Raises:
+            TopologyError: the lanes cannot be divided among the ranks.
+        """
+        config = self.worker_config
+        lanes = self.lanes or default_lanes(config.world_size)
+        check_topology(lanes, config.world_size)
+        return LaneCursor.at_start(lanes, config.rank, config.world_size)
+
     def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
         """Return the cursor of this rank from a state that contains (at least) its lanes.
 

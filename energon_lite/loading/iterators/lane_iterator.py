@@ -13,13 +13,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from energon_lite.batching.plan import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
 from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
-from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Outcome, Result
 from energon_lite.loading.makers.chunk_job import Made
 
@@ -120,7 +118,7 @@ class LaneIterator(DatasetIterator):
             step = self._step = next_step
         self._taken = made = self._peek(step) if self._reads else None
         if made is not None:
-            return Result(made.batch, made.outcomes, trace=made.trace, digest=made.digest)
+            return made
         return Result(None if self.dataset.is_endless else self._empty())
 
     def _next_step(self) -> int | None:
@@ -231,18 +229,6 @@ class LaneIterator(DatasetIterator):
         if self.dataset.bundling is None:
             return None
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
-
-    def restore(self, state: State | None) -> None:
-        config = self._config
-        dataset = self._unchanged.at(state)
-        if state is None:
-            lanes = default_lanes(config.world_size) if dataset.lanes is None else dataset.lanes
-            check_topology(lanes, config.world_size)
-            cursor = LaneCursor.at_start(lanes, config.rank, config.world_size)
-        else:
-            cursor = dataset.cursor(state)
-        self.dataset = dataset
-        self._go_to(cursor)
 
     def close(self) -> None:
         self.feed = None

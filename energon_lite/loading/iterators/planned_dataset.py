@@ -24,7 +24,6 @@ from energon_lite.loading.iterators.state import (
 )
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.job_runner import JobRunner
-from energon_lite.loading.makers.leaf import Leaf
 
 __all__ = ["PlanCursor", "PlannedDataset"]
 
@@ -68,12 +67,8 @@ class PlannedDataset(SavableDataset):
 
     def runner(self) -> JobRunner:
         """Return the runner that runs this data set's jobs."""
-        return self.runner_among(self.leaves, 0)
-
-    def runner_among(self, leaves: Sequence[Leaf], first: int) -> JobRunner:
-        """Return the runner for jobs in which this data set's leaves have numbers from ``first`` on."""
         return BatchRunner(
-            leaves,
+            self.leaves,
             self.task_encoder,
             seed=self.seed,
             refill=self.refill,
@@ -82,10 +77,9 @@ class PlannedDataset(SavableDataset):
             empty=not self.once,
         )
 
-    def for_workers(self) -> Self:
-        """Return a copy without the parts that cannot be sent to another process: groups of ranks, the plan's cache."""
-        config = replace(self.worker_config, data_parallel_group=None, replica=None)
-        return replace(self, plan=replace(self.plan), worker_config=config)  # type: ignore[type-var]
+    def start(self) -> PlanCursor:
+        """Return the cursor at the beginning of the run."""
+        return PlanCursor(self.plan.start)
 
     def step(self, cursor: PlanCursor) -> PlanCursor | None:
         """Return the cursor after one more micro-batch on every rank; None: the pass has no step left."""

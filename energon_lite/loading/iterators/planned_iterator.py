@@ -13,7 +13,6 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
-from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Job, Result
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ class PlannedIterator(DatasetIterator):
             self.cursor = PlanCursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def rewind(self) -> None:
-        self.cursor = PlanCursor(self.dataset.plan.start)
-        self._counted = (0, 0)
+        self._go_to(self.dataset.start())
 
     def is_over(self) -> bool:
         if self._skip:
@@ -127,10 +125,7 @@ class PlannedIterator(DatasetIterator):
     def planned_counts(self) -> dict[str, int] | None:
         return asdict(self.counts) if self._by_tokens else None
 
-    def restore(self, state: State | None) -> None:
-        dataset = self._unchanged.at(state)
-        cursor = PlanCursor(dataset.plan.start) if state is None else dataset.cursor(state)
-        self.dataset = dataset
+    def _go_to(self, cursor: PlanCursor) -> None:
         self.cursor = cursor
         self._counted = cursor.pass_number, cursor.place[0]  # pass, and its first chunk that is not in `counts`
 

@@ -16,8 +16,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from energon_lite.errors import StateError, StateMismatchError, counted
-from energon_lite.order import ORDER_VERSION
-from energon_lite.order.orders import Rebase
+from energon_lite.order.orders import ORDER_VERSION, Rebase
 from energon_lite.order.permutation import MAX_LENGTH
 
 __all__ = [

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.batching.digests import NO_SAMPLES
-from energon_lite.loading.makers.outcomes import Address, Outcome
+from energon_lite.loading.makers.outcomes import Address, Outcome, Result
 from energon_lite.order.orders import Addresses
 
 __all__ = ["START", "Carried", "ChunkJob", "ChunkPlace", "Item", "Made", "Origins", "Reading", "Tail"]
@@ -170,28 +169,20 @@ class ChunkJob:
         return self.offset + len(self.samples.index), 0, 0, 0
 
 
-@dataclass(frozen=True)
-class Made:
-    """A batch of a chunk, or the remainder at its end.
+@dataclass
+class Made(Result):
+    """A batch of a chunk, or the remainder at its end. Its outcomes include those of samples since the previous batch.
 
     Args:
-        batch: the batch, if ``is_batch``.
-        outcomes: outcomes of samples since the previous batch, and of those in this one.
         after: place of the next batch; None: the chunk has no more batches.
         is_batch: False: there is no batch, only outcomes and a remainder.
         rows: samples or packs in the batch; in a remainder, those of this chunk.
-        trace: timing record, if requested.
         tail: place of the next batch, if that one, too, is made of items that were handed over.
         carried: the remainder that is handed over.
-        digest: digest of the samples in the batch; see :mod:`energon_lite.batching.digests`.
     """
 
-    batch: Any
-    outcomes: list[Outcome] = field(default_factory=list)
     after: ChunkPlace | None = None
     is_batch: bool = True
     rows: int = 1
-    trace: dict[str, Any] | None = None
     tail: Tail | None = None
     carried: Carried | None = None
-    digest: int = NO_SAMPLES

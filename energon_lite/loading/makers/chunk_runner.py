@@ -88,8 +88,8 @@ class ChunkRunner(JobRunner):
             result = next(made, None)
             if result is None:
                 return
-            trace = self.end([origin for item in run.items for origin in (*item.origins, *item.more_of)])
-            yield result if trace is None else replace(result, trace=trace)
+            result.trace = self.end([origin for item in run.items for origin in (*item.origins, *item.more_of)])
+            yield result
 
     def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
         """Return all results of the sample hooks for an address, and the failures; there are no replacements."""
@@ -121,7 +121,8 @@ class ChunkRunner(JobRunner):
                 key = ("chunk", run.job.pass_number, run.job.number, *ChunkPlace(*item.start))
                 set_restore_key(item.value, key if item.start[0] >= 0 else (*key, run.job.stride))
             run.items = [item]
-            yield Made(item.value, run.take(item.origins), ChunkPlace(*item.after), digest=run.digest([item]))
+            after = ChunkPlace(*item.after)
+            yield Made(item.value, run.take(item.origins), after=after, digest=run.digest([item]))
         if run.left:
             yield self._handed_over(run)
 
@@ -161,7 +162,7 @@ class ChunkRunner(JobRunner):
                         tail = Tail(bundle.chunk, begin._replace(sub=sub + 1))
                 rows = rows_of(batch, len(bundle.items)) if self._batches_yield else len(bundle.items)
                 digest = run.digest(bundle.items, sub)
-                yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
+                yield Made(batch, run.take(origins), after=after, rows=rows, tail=tail, digest=digest)
                 origins = ()
                 reported = tail or Tail(job.number, after or START)
         if run.left:

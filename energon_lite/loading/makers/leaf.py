@@ -140,6 +140,7 @@ def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
 _SHOWN = 4
 
 
+@dataclass(frozen=True, eq=False)
 class SampleNames:
     """Text with the number of samples, and, if an error needs them, their names, which are looked up on request.
 
@@ -153,39 +154,38 @@ class SampleNames:
         '2 samples (00003, 00005 of prose[train])'
     """
 
-    def __init__(self, text: str, addresses: Sequence[Address | None], leaves: Sequence[Leaf]):
-        self._text = text
-        self._addresses = addresses
-        self._leaves = leaves
+    text: str
+    addresses: Sequence[Address | None]
+    leaves: Sequence[Leaf]
 
     def __format__(self, how: str) -> str:
-        return self._text if how == "short" else str(self)
+        return self.text if how == "short" else str(self)
 
     def __str__(self) -> str:
-        known = [address for address in self._addresses if address is not None and address[0] >= 0]
+        known = [address for address in self.addresses if address is not None and address[0] >= 0]
         if not known:
-            return self._text
+            return self.text
         numbers = dict.fromkeys(address[0] for address in known)
         more = len(known) - _SHOWN
         if len(numbers) == 1:
             (number,) = numbers
             keys = [self.key(address) for address in known[:_SHOWN]]
-            return f"{self._text} ({listed(keys, _SHOWN, len(known))} of {self._leaves[number].name})"
-        keys = [f"{self.key(address)} of {self._leaves[address[0]].name}" for address in known[:_SHOWN]]
-        return f"{self._text} ({', '.join(keys)}" + (f" and {more:,} more)" if more > 0 else ")")
+            return f"{self.text} ({listed(keys, _SHOWN, len(known))} of {self.leaves[number].name})"
+        keys = [f"{self.key(address)} of {self.leaves[address[0]].name}" for address in known[:_SHOWN]]
+        return f"{self.text} ({', '.join(keys)}" + (f" and {more:,} more)" if more > 0 else ")")
 
     def key(self, address: Address) -> str:
         """Return the key of a sample, or its index if its data set cannot be read."""
         try:
-            return self._leaves[address[0]].source.key(address[1])
+            return self.leaves[address[0]].source.key(address[1])
         except Exception:
             return f"sample {address[1]}"
 
     @property
     def keys(self) -> list[str] | None:
         """Keys of all samples; None: some addresses are not known."""
-        known = [address for address in self._addresses if address is not None and address[0] >= 0]
-        return [self.key(address) for address in known] if len(known) == len(self._addresses) else None
+        known = [address for address in self.addresses if address is not None and address[0] >= 0]
+        return [self.key(address) for address in known] if len(known) == len(self.addresses) else None
 
 
 @dataclass(frozen=True)

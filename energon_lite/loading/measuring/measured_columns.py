@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.loading.measuring.values import Shapes, Values
+from energon_lite.loading.measuring.runner import Shapes, Values
 from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
     ColumnFile,
@@ -134,9 +134,9 @@ class MeasuredColumns:
 
     def up_to_date(self, shapes: Shapes) -> bool:
         """Return whether all files exist and were written by this maker with the same code."""
-        paths = self.paths(shapes)
-        present = [_kind(path)(path) for path in paths if os.path.exists(path)]
-        return len(present) == len(paths) and all(
+        files = self._files(shapes)
+        present = [kind(path) for _, _, kind, path in files if os.path.exists(path)]
+        return len(present) == len(files) and all(
             file.fits(self._source.index) and self._is_ours(file) and file.code == self._maker.code for file in present
         )
 
@@ -197,10 +197,6 @@ class MeasuredColumns:
 
 def _blocks(blocks: Blocks, get: Callable[[Values], Any], kept: Mapping[int, Any]) -> Iterator[Any]:
     return (kept.get(row) if block is None else get(block) for row, block in enumerate(blocks()))
-
-
-def _kind(path: str) -> type[ColumnFile]:
-    return RaggedFile if path.endswith(RaggedFile.suffix) else ColumnFile
 
 
 def _dtype(largest: int) -> str:

@@ -19,6 +19,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -32,8 +33,7 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.loading.measuring.values import ColumnReader, Costs, Values
+from energon_lite.loading.measuring.runner import ColumnReader, Costs, MeasuringRunner, Values
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import Ragged, check_column_name
 from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP
@@ -248,6 +248,7 @@ class RequestedColumns(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class PartColumns:
     """Columns by parts, for any neighbouring samples of a data set: a :class:`ColumnReader`.
 
@@ -258,36 +259,28 @@ class PartColumns:
         checksums: make the column of the crc32 of each part, for which all parts are read.
     """
 
-    def __init__(
-        self,
-        source: WebdatasetSource,
-        fields: Mapping[str, PartField],
-        readers: Sequence[ColumnReader] = (),
-        *,
-        checksums: bool = False,
-    ):
-        self._checksums = checksums
-        self._source = source
-        self._fields = dict(fields)
-        self._readers = readers
+    source: WebdatasetSource
+    fields: Mapping[str, PartField]
+    readers: Sequence[ColumnReader] = ()
+    checksums: bool = False
 
     def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
         """See :class:`ColumnReader`."""
-        for name, part_field in self._fields.items():
+        for name, part_field in self.fields.items():
             if part_field.by_index:
-                values.columns[name] = part_sizes(self._source.index, part_field.part, first, stop)[0]
+                values.columns[name] = part_sizes(self.source.index, part_field.part, first, stop)[0]
             else:
                 values.columns[name] = self._read(part_field, first, stop, broken)
-        for reader in self._readers:
+        for reader in self.readers:
             reader.add(first, stop, values, broken)
-        if self._checksums:
+        if self.checksums:
             values.columns[CHECKSUMS] = self._sums(first, stop)
 
     def _sums(self, first: int, stop: int) -> Ragged:
-        index = self._source.index
-        fetch = self._source.store.fetch
+        index = self.source.index
+        fetch = self.source.store.fetch
         rows = index.samples[first : stop + 1][:, 0]
-        shard = self._source.choice.shards[self._source.locate(first)[0]]
+        shard = self.source.choice.shards[self.source.locate(first)[0]]
         places = index.parts[rows[0] : rows[-1]][:, :2].tolist()
         # One part is in memory at a time.
         sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]
@@ -295,7 +288,7 @@ class PartColumns:
 
     def _read(self, one: PartField, first: int, stop: int, broken: dict[int, Exception]) -> NDArray[Any]:
         numbers = np.zeros(stop - first, dtype=np.int64)
-        there = part_sizes(self._source.index, one.part, first, stop)[1]
+        there = part_sizes(self.source.index, one.part, first, stop)[1]
         for place in np.flatnonzero(there).tolist():
             try:
                 numbers[place] = one.of(first + place)

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 import numpy as np
@@ -58,32 +58,6 @@ _numbers = count()
 _shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
 #: Bytes of each piece of shared memory, by its number; there are some thousand pieces at most.
 _taken: dict[int, int] = {}
-
-
-class Numbers(Protocol):
-    """The interface of :class:`MemoryArray` and :class:`StoredArray`: an array with look-ups of rows."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> NDArray[Any]: ...
-
-    def take(self, indices: Int64, axis: Any, /) -> NDArray[Any]:
-        """Return the rows with these numbers, which are not negative: ``[*indices.shape, *shape[1:]]``."""
-
-    def stretches(self, first: Int64, count: int) -> NDArray[Any]:
-        """Return for each row number in ``first`` that row and the next ones: ``[n, count, *shape[1:]]``."""
-
-    def raw(self, start: int, stop: int) -> bytes:
-        """Return the bytes of the rows ``start..stop-1``."""
-
-    def raw_each(self, places: Int64) -> list[bytes]:
-        """:meth:`raw` for each start and stop in ``[n, 2]``."""
 
 
 class MemoryArray(np.ndarray):
@@ -300,13 +274,16 @@ class StoredArray:
         return block[:: wanted.step]
 
     def raw(self, start: int, stop: int) -> bytes:
+        """Return the bytes of the rows ``start..stop-1``."""
         return self._body.read(self._offset + start * self._row, (stop - start) * self._row)
 
     def raw_each(self, places: Int64) -> list[bytes]:
+        """:meth:`raw` for each start and stop in ``[n, 2]``."""
         places = places * self._row
         return self._body.read_each(self._offset + places[:, 0], places[:, 1] - places[:, 0])
 
     def take(self, indices: Int64, axis: Any, /) -> NDArray[Any]:
+        """Return the rows with these numbers, which are not negative: ``[*indices.shape, *shape[1:]]``."""
         assert axis == 0
         numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
         shape = (*np.shape(indices), *self.shape[1:])
@@ -323,6 +300,7 @@ class StoredArray:
         return rows.reshape(shape)
 
     def stretches(self, first: Int64, count: int) -> NDArray[Any]:
+        """Return for each row number in ``first`` that row and the next ones: ``[n, count, *shape[1:]]``."""
         size = self._row * count
         starts = first * self._row + self._offset
         if self._shared is not None and size <= BLOCK and len(first):
@@ -333,3 +311,7 @@ class StoredArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype=dtype)
+
+
+#: An array with look-ups of rows, in a file or in memory.
+Numbers = StoredArray | MemoryArray

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
+from energon_lite.order.hashing import mix64_array
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, made_once
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 UInt64 = NDArray[np.uint64]
 
+#: The increment of Splitmix64.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FILE = FileKind(b"ENRGLKEY", 2, "index of keys", "remove the file; it is made again")
 #: Entries on either side of the estimated place that are searched first.
 _NEAR = 256
@@ -58,7 +61,7 @@ class KeyIndex:
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key over the whole data set: usually one."""
-        wanted = np.uint64(hash_text(key))
+        wanted = np.uint64(hash_key(key))
         count, near = len(self._hashes), _NEAR
         guess = int(wanted) * count >> 64
         while count:
@@ -128,7 +131,7 @@ def hash_keys(index: PackedIndex, samples: Int64, words: int = 1) -> UInt64:
     return hashes
 
 
-def hash_text(key: str) -> int:
+def hash_key(key: str) -> int:
     """The first hash of one key, as a number of 64 bits."""
     data = key.encode("utf-8", "surrogateescape")
     total = sum((byte + 1) * factor for byte, factor in zip(data, _first_factors(len(data)), strict=True))
@@ -166,7 +169,7 @@ def _bytes_of(index: PackedIndex, samples: Int64) -> tuple[NDArray[np.uint8], In
 
 def _factors(count: int, words: int) -> UInt64:
     """Odd factors for each place of a key, ``[words, count]``."""
-    seeds = np.arange(1, 2 * count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    seeds = np.arange(1, 2 * count + 1, dtype=np.uint64) * _GOLDEN
     factors: UInt64 = _mixed(seeds).reshape(count, 2).T[:words] | np.uint64(1)
     return np.ascontiguousarray(factors)
 
@@ -178,7 +181,4 @@ def _first_factors(count: int) -> list[int]:
 
 def _mixed(values: UInt64) -> UInt64:
     """Splitmix64's last step: equal only for equal values, and every bit influences every bit."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
-    mixed: UInt64 = values ^ (values >> np.uint64(31))
-    return mixed
+    return mix64_array(values - _GOLDEN)  # which adds it

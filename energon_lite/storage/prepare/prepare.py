@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.documents import parse_yaml
+from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
 from energon_lite.storage.files.urls import is_remote, remote_guest
@@ -163,7 +164,7 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
         >>> len(prepare_jsonl("data/chats.jsonl"))
         200
     """
-    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    file = absolute_path(path)
     index, _ = open_index(file)
     nv_meta.write_shard_index(file, index.scan(0))
     return index

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_store
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
 
 #: Bytes of a request at least.
@@ -177,9 +177,7 @@ def open_stream(path: str | os.PathLike[str], *, offset: int = 0, size: int | No
         >>> decoder = AVDecoder(open_stream("s3://bucket/films/long.mp4"))
         >>> clips, times = decoder.get_video_clips([(300, 302)])  # a few requests: not the whole film
     """
-    text = os.fspath(path)
-    if not is_remote(text):
-        text = os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+    text = absolute_path(path)
     length = size_of(text)
     size = length - offset if size is None else size
     if offset < 0 or size < 0 or offset + size > length:

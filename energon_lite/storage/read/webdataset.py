@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingShardError, counted, did_you_mean
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import file_version, found_at
@@ -165,7 +166,8 @@ class WebdatasetSource:
             DataIndexError: the column ``skips``, or a column of a filter, does not exist, is older than the data, or
                 lacks values for these shards; or there is no such filter index.
         """
-        root = _plain_path(path)
+        root = absolute_path(path)
+        root = root.rstrip("/") if is_remote(root) else root
         meta = local_meta(root)
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
@@ -268,13 +270,6 @@ class WebdatasetSource:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=shared_store())
-
-
-def _plain_path(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    if is_remote(text):
-        return text.rstrip("/")
-    return os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
 
 
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.plan import ChunkPlan, default_chunk_size, default_lanes, worlds_for
 from energon_lite.errors import UsageError
-from energon_lite.order import ConcatOrder
+from energon_lite.order.orders import ConcatOrder
 
 sizes = st.integers(1, 5000)
 

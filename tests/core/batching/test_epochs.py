@@ -16,8 +16,7 @@ from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
-from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.order.orders import Rebase
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
 
@@ -163,24 +162,6 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
             for (leaf, index), cycles in here.items():
                 most = max(-(-copies[one, leaf, index] // fewest[one - 1]) for one in set(together.tolist()))
                 assert len(cycles) <= most, (number, leaf, index)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["strategy"])
-@pytest.mark.parametrize("chunk", [131_072 // 8, 700])
-def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chunk: int) -> None:
-    """As many micro-batches as it takes, and then the next one: in the order in which they are delivered."""
-    lengths = lengths_of(501, 0)
-    plan = TokenPlan(
-        BlendOrder([LeafOrder(501, 1)], [1.0], 0), strategy_from_dict(document), [lengths], seed=1, chunk=chunk
-    )
-    epochs = [
-        {piece[2] for piece in planned.spans(number)}
-        for planned in chunks_of(plan, 2800)
-        for number in range(len(planned))
-    ]
-    assert all(len(one) == 1 for one in epochs)
-    flat = [epoch for one in epochs for epoch in one]
-    assert flat == sorted(flat) and max(flat) > 4
 
 
 @settings(max_examples=examples(50))

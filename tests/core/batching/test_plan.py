@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UsageError
-from energon_lite.order import BlendOrder, ConcatOrder
+from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import random
 import signal
 import subprocess
 import tempfile
@@ -34,48 +33,14 @@ def _pids(loader: SavableDataLoader) -> list[int]:
     return [worker.process.pid for worker in loader._workers.executor()._workers]  # type: ignore[attr-defined]
 
 
-class Slow(TaskEncoder):
-    def encode_sample(self, sample: Any) -> Any:
-        time.sleep(0.002)
-        return sample
-
-
-def test_killed_workers_are_replaced_and_nothing_changes(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    rng = random.Random(0)
-    with _loader(leaf_of(200, "a"), 0) as plain:
-        expected = [batch.__key__ for batch in take(plain, 100)]
-    found = []
-    with _loader(leaf_of(200, "a"), 3, task_encoder=Slow()) as loader:
-        for step, batch in zip(range(100), loader, strict=False):
-            found.append(batch.__key__)
-            if step % 10 == 3:
-                os.kill(rng.choice(_pids(loader)), signal.SIGKILL)
-        assert loader.stats()["worker_deaths"] >= 8
-    assert found == expected
-    assert "ended with SIGKILL; it is replaced" in caplog.text
-
-
-def test_all_workers_killed_at_once(leaf_of: Any) -> None:
+def test_all_workers_killed_at_once(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     with _loader(leaf_of(200, "a"), 0) as plain, _loader(leaf_of(200, "a"), 3) as loader:
         for step, one, other in zip(range(30), plain, loader, strict=False):
             assert one.__key__ == other.__key__
             if step in (5, 6, 20):
                 for pid in _pids(loader):
                     os.kill(pid, signal.SIGKILL)
-
-
-def test_a_sample_that_kills_its_worker_is_named(leaf_of: Any) -> None:
-    class Poison(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            if sample.text == "a-7":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return sample
-
-    with _loader(leaf_of(20, "a"), 2, task_encoder=Poison()) as loader:
-        with pytest.raises(WorkerError, match="3 workers died while making the same micro-batch") as caught:
-            take(loader, 10)
-    assert "a-20[train][7]" in str(caught.value) and "SIGKILL" in str(caught.value)
-    assert "encode_sample of a-7 of a-20[train]" in str(caught.value)
+    assert "ended with SIGKILL; it is replaced" in caplog.text
 
 
 @pytest.mark.parametrize("hook", ["decode", "batch"])

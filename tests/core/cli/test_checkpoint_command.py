@@ -235,7 +235,7 @@ def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkey
 
     import energon_lite.trainer as trainer
 
-    dcp.save({"w": torch.zeros(2)}, checkpoint_id=str(tmp_path / "foreign"), no_dist=True)
+    dcp.save({"w": torch.zeros(2)}, checkpoint_id=str(tmp_path / "foreign"))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / ".metadata").write_bytes(b"no pickle")
     for name in ("foreign", "damaged"):

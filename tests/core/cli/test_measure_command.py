@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +8,7 @@ from typing import Any
 import pytest
 
 from energon_lite.cli import arguments, measure
-from energon_lite.errors import DataIndexError
-from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.fork_server import run_program
 from tests.testing import command, invoke
 
 ENCODER = """
@@ -117,16 +113,6 @@ def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
     assert "measured before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
 
 
-def test_one_split(data: Path) -> None:
-    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val", "--name", "w")
-    assert code == 0 and "4 samples in 1 shard\n" in output
-    assert lengths(data, "w.length", shards=["2.tar"]) == [8, 9, 10, 11]
-    result = invoke("measure", data, "--task-encoder", "encoders_here:Words", "--name", "w")
-    assert (
-        "12 samples in 3 shards, 4 of them measured before" in result.output and lengths(data, "w.length") == EXPECTED
-    )
-
-
 def metadataset(path: Path, leaves: str) -> Path:
     path.write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
@@ -194,28 +180,6 @@ def test_wrong_data(here: Path, data: Path) -> None:
     assert code == 1 and "split 'val' lists shard '9.tar', which the data set does not have" in output
 
 
-@pytest.mark.slow
-def test_the_command_that_a_stale_column_names_mends_it(
-    data: Path, here: Path, write_dataset: Callable[..., Path]
-) -> None:
-    run("d", "--task-encoder", "encoders_here:Words", "--length-field", "tokens", "--split-parts", "train")
-    texts = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(5 * s + n).encode()}) for n in range(4)] for s in range(3)}
-    write_dataset(data, texts)
-    prepare_dataset(data, split_ratio="2,1,0", sqlite=False, force_overwrite=True)
-    with pytest.raises(Exception, match="older than the data set") as caught:
-        lengths(data, shards=["1.tar"])
-    command = str(caught.value).rpartition("are read: ")[2].split()
-    assert command[:2] == ["energon-lite", "measure"]
-    program = ["-m", "energon_lite.cli.main", *command[1:]]
-    done = run_program(program, capture_output=True, text=True, cwd=here, env=_environment())
-    assert done.returncode == 0, done.stderr
-    assert lengths(data, shards=["1.tar"]) == [5, 6, 0, 8]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-
-
 def test_lengths_without_an_encoder(data: Path) -> None:
     options = ["--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", "--skip-dataset-yaml"]
     result = invoke("prepare", data, *options, "--length-field", "txt")
@@ -233,14 +197,6 @@ def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
     with measure.measuring("/data/coco", False) as tick:
         assert tick is None
-
-
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with measure.measuring("/data/coco", True) as tick:
-        assert tick is not None
-        tick(400, 400, "")
-    assert "Measuring coco: 100%" in capsys.readouterr().err
 
 
 COOKS = """
@@ -271,19 +227,6 @@ def test_cookers_that_match_by_subflavors(here: Path) -> None:
     code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
     assert "4 of them measured before" in output
     sys.modules.pop("cooks_here", None)
-
-
-def test_the_command_that_measures_again_has_the_subflavors(here: Path) -> None:
-    (here / "cooks_here.py").write_text(COOKS)
-    chats = here / "chats.jsonl"
-    chats.write_text('{"chat": [1]}\n')
-    subflavors = '{"kind": "chat", "turns": 2}'
-    run(chats, "--task-encoder", "cooks_here:Cooks", "--subflavors", subflavors)
-    sys.modules.pop("cooks_here", None)
-    chats.write_text('{"chat": [1, 2]}\n{"chat": [1, 2]}\n')
-    with pytest.raises(DataIndexError) as error:
-        lengths(chats)
-    assert f"--subflavors '{subflavors}'" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("text", ["kind=chat", "[1]", '"chat"'])

@@ -101,13 +101,6 @@ def test_splits_with_other_subflavors_are_measured_by_one_command(make: Any, her
     assert column(data, "train") == numbers([0, 1]) and column(data, "val") == numbers([2], 100)
 
 
-def test_one_split_again_keeps_the_others(make: Any) -> None:
-    data = make("d")
-    measure(data, *ENCODED)
-    measure(data, *ENCODED, "--force-overwrite", "--split-parts", "val")
-    assert [*column(data, "train"), *column(data, "val"), *column(data, "test")] == numbers([0, 1, 2, 3])
-
-
 def load(path: Any, split: str, length_column: str = "length", **reading: Any) -> list[int]:
     """The lengths of a split in its order: the encoder is not run."""
     batching = ByTokens(MaxLength(batch_size=1, max_length=10**6), length_column=length_column)

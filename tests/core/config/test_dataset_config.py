@@ -45,20 +45,6 @@ def test_crude_as_energon_writes_it(write: Callable[..., Path]) -> None:
     assert load_dataset_config(path) == DatasetConfig(kind="crude", origin=str(path))
 
 
-def test_what_energon_itself_writes_is_read(room: Path) -> None:
-    """Energon's own dumper, not a text that we think it would write."""
-    import yaml
-
-    definition = {
-        "sample_type": {"__module__": "megatron.energon", "__class__": "VQASample"},
-        "field_map": {"image": "jpg", "context": "json[q]", "answers": "json[a]"},
-    }
-    path = room / "dataset.yaml"
-    with path.open("w") as stream:
-        yaml.dump(definition, stream, sort_keys=False)
-    assert load_dataset_config(path).field_map == definition["field_map"]
-
-
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -188,14 +174,6 @@ def test_a_sample_type_of_ones_own_is_checked_as_well(
 def test_a_module_that_is_not_there(write: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="cannot import 'X' from 'no_such_module_at_all'"):
         load_dataset_config(write(own("no_such_module_at_all", "X")), trust_code=True)
-
-
-def test_missing_dataset_yaml_names_the_command(room: Path) -> None:
-    path = room / "digits" / ".nv-meta" / "dataset.yaml"
-    with pytest.raises(ConfigError) as caught:
-        load_dataset_config(path)
-    assert caught.value.file == str(path)
-    assert caught.value.fix == f"write it, or run: energon-lite prepare {room / 'digits'}"
 
 
 def test_missing_config_of_another_name_names_the_nearest(write: Callable[..., Path]) -> None:

@@ -61,12 +61,6 @@ splits:
     )
 
 
-def test_a_single_reference(write: Callable[..., Path]) -> None:
-    path = write(V2 + "splits:\n  train: {path: digits}\n  val: {path: digits, split_part: train}\n")
-    assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 1.0)]
-    assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
-
-
 @pytest.mark.parametrize("head", ["", "__module__: megatron.energon\n__class__: Metadataset\n"])
 def test_version_1(head: str, write: Callable[..., Path]) -> None:
     text = """\
@@ -122,28 +116,6 @@ def test_paths_count_from_the_document_that_they_stand_in(write: Callable[..., P
     assert leaves[0].origin == f"{room / 'sub/inner.yml'}:1"
 
 
-def test_split_part_of_a_reference_picks_the_split_of_the_nested_one(write: Callable[..., Path]) -> None:
-    write("splits:\n  a: {path: digits}\n  b: {path: prose, split_part: c}\n  train: {path: sub/photos}\n", "in.yaml")
-    outer = write(
-        "splits:\n  train:\n    blend:\n"
-        "    - {path: in.yaml, split_part: a}\n    - {path: in.yaml, split_part: b}\n    - {path: in.yaml}\n"
-    )
-    third = round(1 / 3, 12)
-    assert brief(load_metadataset(outer, split_part="train")) == [
-        ("digits", "a", third),
-        ("prose", "c", third),
-        ("photos", "train", third),
-    ]
-
-
-def test_subflavors_merge_with_the_outer_winning(write: Callable[..., Path]) -> None:
-    write("splits: {train: {path: digits, subflavors: {a: inner, b: inner, d: {x: 1}}}}\n", "in.yaml")
-    write("splits: {train: {path: in.yaml, subflavors: {b: middle, c: middle, d: {y: 2}}}}\n", "mid.yaml")
-    outer = write("splits: {train: {path: mid.yaml, subflavors: {c: outer}}}\n")
-    (leaf,) = load_metadataset(outer, split_part="train")
-    assert leaf.subflavors == {"a": "inner", "b": "middle", "c": "outer", "d": {"y": 2}}
-
-
 @pytest.mark.parametrize(
     ("outer", "inner", "product"),
     [("2", "3", 6), ("-1", "3", -1), ("3", "-1", -1), ("null", "-1", None), ("-1", "null", None), ("2", "1", 2)],
@@ -154,30 +126,12 @@ def test_the_multiplier_multiplies(outer: str, inner: str, product: int | None, 
     assert load_metadataset(path, split_part="train")[0].shuffle_over_epochs_multiplier == product
 
 
-def test_a_data_set_may_come_twice_and_a_document_may_be_shared(write: Callable[..., Path]) -> None:
-    write("splits: {train: {path: digits}}\n", "in.yaml")
-    path = write("splits: {train: {blend: [{path: digits}, {path: in.yaml}, {path: in.yaml, weight: 2}]}}\n")
-    assert brief(load_metadataset(path, split_part="train")) == [
-        ("digits", "train", 0.25), ("digits", "train", 0.25), ("digits", "train", 0.5),
-    ]  # fmt: skip
-
-
 def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Path]) -> None:
     path = write("splits:\n  train: {path: digits}\n  val: {path: doc.yaml, split_part: train}\n")
     assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
 
 
 # ------------------------------------------------------------------------------------- repetitions, subsets, the trail
-
-
-def test_repetitions(write: Callable[..., Path]) -> None:
-    path = write(
-        V2
-        + "splits:\n  train:\n    blend_epochized:\n    - {path: digits, repetitions: 2}\n"
-        + "    - {path: prose, repetitions: 0.3}\n    - path: digits\n  val: {path: digits}\n"
-    )
-    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="train")] == [2.0, 0.3, 1.0]
-    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="val")] == [None]
 
 
 def test_repetitions_out_of_range(write: Callable[..., Path]) -> None:
@@ -211,23 +165,6 @@ def test_weights_and_repetitions_do_not_mix(
     error = caught.value
     assert (error.file, error.line, error.column) == (str(nested), 3, 5)
     assert f"{names[0]!r} inside of {names[1]!r}, defined at {top}:4" in str(error)
-
-
-def test_subsets_compose_along_the_path(write: Callable[..., Path]) -> None:
-    write("splits: {train: {path: digits, subset: {range: [100, end]}}}\n", "leaf.yaml")
-    write(
-        "splits:\n  train:\n    subset: {range: [0%, 50%]}\n    blend:\n"
-        "    - {path: leaf.yaml, subset: {range: [25%, 75%]}}\n    - path: prose\n",
-        "in.yaml",
-    )
-    top = write("splits:\n  train:\n    path: in.yaml\n    subset: {range: [50%, 100%]}\n")
-    first, second = load_metadataset(top, split_part="train")
-    # half of half of [25%, 75%]: the second quarter of it, of what the sample numbers leave
-    assert first.subset == Subset(Fraction(3, 8), Fraction(1, 2), first=100)
-    assert first.subset.bounds(900) == (400, 500)
-    assert second.subset == Subset(Fraction(1, 4), Fraction(1, 2))
-    assert second.subset.bounds(10) == (2, 5)
-    assert [part.split(":")[-1] for part in first.subset.origin.split(", ")] == ["1", "5", "3", "4"]
 
 
 def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None:

@@ -101,22 +101,3 @@ def test_split_json_stands_in(room: Path) -> None:
     config = load_split_config(meta / "split.yaml")
     assert config.shards("train") == ("é0.tar", "é1.tar")
     assert config.origin == str(meta / "split.json")
-
-
-def test_missing_split_yaml_names_the_command(room: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_split_config(room / "digits" / ".nv-meta" / "split.yaml")
-    assert caught.value.fix == f"write it, or run: energon-lite prepare {room / 'digits'}"
-
-
-def test_missing_split_config_of_another_name_names_the_nearest(write: Callable[..., Path]) -> None:
-    path = write(WRITTEN_BY_ENERGON, "digits/.nv-meta/split_small.yaml")
-    with pytest.raises(ConfigError) as caught:
-        load_split_config(path.with_name("split_smal.yaml"))
-    assert caught.value.fix == f"did you mean {str(path)!r}?"
-
-
-def test_a_shard_may_be_in_two_splits(write: Callable[..., Path]) -> None:
-    config = load_split_config(write("split_parts: {train: [a.tar, b.tar], val: [b.tar]}\n"))
-    assert config.shards("train") == ("a.tar", "b.tar")
-    assert config.shards("val") == ("b.tar",)

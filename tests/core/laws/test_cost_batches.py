@@ -24,7 +24,7 @@ from energon_lite.documents.node import Node
 from energon_lite.errors import ConfigError, EnergonLiteError, StateMismatchError, UsageError
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.loading import token_batching
-from energon_lite.order import BlendOrder, ConcatOrder
+from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.token_data import CAPACITY, Tokens, length_of, tokens_of

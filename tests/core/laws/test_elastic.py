@@ -13,10 +13,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.saved_states import merged, redistributed
-from tests.core.laws.kinds import KINDS, Pipeline, blends, repeated
+from tests.core.laws.kinds import KINDS, Pipeline
 from tests.core.laws.naive_items import plain
 from tests.testing import examples
 
@@ -75,7 +75,7 @@ def check_chain(cluster: Any, leaf_of: Any, pipeline: Pipeline, parts: list[tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(14))
 @given(data=st.data(), parts=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any, leaf_of: Any, kind: str, data: st.DataObject, parts: Any
@@ -96,7 +96,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, kind: str, part: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(16))
+@settings(max_examples=examples(10))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int
@@ -134,39 +134,3 @@ def test_saving_and_restoring_in_the_middle_of_a_loop(
             loader.restore_state_rank(state)
         assert ranks.states() == states
         assert list(map(plain, ranks.steps(3))) == expected
-
-
-@pytest.mark.parametrize("epochs", [False, True], ids=["validation", "training"])
-@settings(max_examples=examples(12))
-@given(data=st.data(), batch_size=st.integers(1, 7), parts=segments)
-def test_passes_that_end_go_on_too(
-    cluster: Any, leaf_of: Any, epochs: bool, data: st.DataObject, batch_size: int, parts: Any
-) -> None:
-    leaves = data.draw(repeated if epochs else blends)
-    document = Pipeline(leaves, {}, key="repetitions" if epochs else "weight").document(leaf_of)
-
-    def build(config: WorkerConfig) -> Any:
-        if not epochs:
-            return get_val_dataset(document, batch_size=batch_size, worker_config=config)
-        return get_train_dataset(document, batch_size=batch_size, repeat=False, worker_config=config)
-
-    most = 8 if epochs else min(8, sum(count for count, _ in leaves))
-    with cluster(build, 1, 0) as alone:
-        passes = [[batch.__key__ for batch in alone.loaders[0]] for _ in range(1 + sum(part[2] for part in parts))]
-    assert epochs or passes == passes[:1] * len(passes)
-    expected, found = list[list[str]](), list[list[str]]()
-    state, number, at = None, 0, 0
-    for choice, workers, steps, _ in parts:
-        world = choice % most + 1
-        with cluster(build, world, workers, state) as ranks:
-            for step in range(steps):
-                if at == len(passes[number]):
-                    number, at = number + 1, 0
-                    if step:  # a loop that starts at the end of a pass is the next pass
-                        assert [next(iterator, None) for iterator in ranks.iterators] == [None] * world
-                        ranks.iterators = [iter(loader) for loader in ranks.loaders]
-                found += [batch.__key__ for batch in ranks.step() if batch.__key__]
-                expected += passes[number][at : at + world]
-                at = min(at + world, len(passes[number]))
-            state = ranks.state()
-    assert found == expected

@@ -178,31 +178,6 @@ def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     assert sum(stat["samples"] for stat in stats) == len(found)
 
 
-@settings(max_examples=examples(25))
-@given(
-    count=counts.filter(lambda count: count > 10),
-    world=st.integers(1, 4),
-    batch_size=st.integers(1, 6),
-    worker_count=workers,
-)
-def test_in_validation_a_bad_sample_leaves_its_place_empty(
-    cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
-) -> None:
-    build = validation(leaf_of(count, "a"), batch_size=batch_size, task_encoder=Picky())
-    with cluster(build, world, worker_count) as ranks:
-        per_rank = [list(iterator) for iterator in ranks.iterators]
-        stats = [loader.stats() for loader in ranks.loaders]
-    assert len({len(batches) for batches in per_rank}) == 1
-    names = [f"a-{i}" for i in range(count)]
-    assert _texts([batch for step in zip(*per_rank, strict=True) for batch in step]) == [
-        n for n in names if not _bad(n)
-    ]
-    assert sum(stat["skipped"] for stat in stats) == sum(i % 10 == 3 for i in range(count))
-    assert sum(stat["failed"] for stat in stats) == sum(i % 10 == 7 for i in range(count))
-    reasons = {reason["reason"].split(":")[0] for stat in stats for reason in stat["reasons"]}
-    assert reasons == ({"ends in 3", "ValueError"} if count > 7 else {"ends in 3"})
-
-
 def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any, cluster: Any) -> None:
     class Refuses(TaskEncoder):
         def batch(self, samples: list[Any]) -> Any:

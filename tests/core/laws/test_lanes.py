@@ -108,6 +108,13 @@ def test_packing_packs_only_what_was_not_delivered(leaf_of: Any) -> None:
     assert calls["pack_selected_samples"] == 2 and calls["postencode_sample"] <= 6  # two packs of at most three
 
 
+def test_a_buffer_that_is_used_up_is_not_read_again(leaf_of: Any) -> None:
+    content = Content(packing=60, batch_size=1, late=True)
+    hooks = ("preencode_sample", "select_samples_to_pack")
+    calls = [_calls_after_a_restore(leaf_of(500, "a"), content, 120, cut, *hooks) for cut in range(16, 32)]
+    assert calls == [dict.fromkeys(hooks, 1) | {"preencode_sample": 60}] * len(calls)  # also where the next one begins
+
+
 def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
     content = Content(groups=3, batch_size=2)
     calls = _calls_after_a_restore(leaf_of(500, "a"), content, 80, 20, "encode_sample", "batch")

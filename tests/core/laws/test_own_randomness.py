@@ -189,21 +189,18 @@ def _left_alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("workers, start", [(2, "fork"), (8, "fork"), (8, "thread")])
-def test_equal_for_any_number_of_workers(crude: Any, name: str, workers: int, start: str) -> None:
-    assert _batches(crude, name, 12, workers=workers, start=start) == _alone(crude, name)
+@pytest.mark.parametrize(
+    ("world", "workers", "start"),
+    [(1, 2, "fork"), (1, 8, "thread"), (3, 0, "fork"), pytest.param(4, 8, "fork", marks=pytest.mark.nightly)],
+)
+def test_equal_on_any_ranks_and_workers(crude: Any, name: str, world: int, workers: int, start: str) -> None:
+    assert _batches(crude, name, 12, world=world, workers=workers, start=start) == _alone(crude, name)
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_equal_however_processes_are_started(crude: Any, start: str) -> None:
     for name in ("planned", "packs"):
         assert _batches(crude, name, 12, workers=1, start=start) == _alone(crude, name)
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_equal_for_any_number_of_ranks(crude: Any, name: str, world: int) -> None:
-    assert _batches(crude, name, 12, world=world) == _alone(crude, name)
 
 
 @settings(max_examples=examples(20))

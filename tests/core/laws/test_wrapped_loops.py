@@ -5,50 +5,18 @@ The oracle compares loops around loops of all kinds, cut and restored anywhere, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import StateError, TopologyError
 from energon_lite.extras.energon import LimitDataset, RepeatDataset
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.kinds import validation
-
-
-class Several(TaskEncoder):
-    """A generator, as validation of Megatron-LM's multimodal example has one."""
-
-    def encode_sample(self, sample: Any) -> Iterator[str]:
-        yield sample.text
-
-    def batch(self, samples: list[str]) -> list[str]:
-        return samples
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_five_batches_of_a_generator_are_five(leaf_of: Any, workers: int) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    one = get_val_dataset(leaf_of(18, "a"), worker_config=config, batch_size=4, task_encoder=Several())
-    names = [f"a-{number}" for number in range(18)]
-    batches = [names[at : at + 4] for at in range(0, 18, 4)]
-    for dataset, wanted in (
-        (LimitDataset(one, length=5), batches),
-        (LimitDataset(one, length=3), batches[:3]),
-        (LimitDataset(RepeatDataset(one), length=7), [*batches, *batches[:2]]),
-        (RepeatDataset(one, repeats=2), batches * 2),
-        (RepeatDataset(LimitDataset(one, 2), repeats=2), batches[:2] * 2),
-    ):
-        with get_savable_loader(dataset) as loader:
-            assert list(loader) == wanted == list(loader), str(dataset)
-    limited = get_val_dataset(leaf_of(18, "a"), worker_config=config, batch_size=4, task_encoder=Several(), limit=3)
-    with get_savable_loader(limited) as loader:
-        assert list(loader) == batches[:3] == list(loader)
-    assert len(LimitDataset(RepeatDataset(one), length=7)) == 7
-    assert RepeatDataset(one).is_endless and not LimitDataset(RepeatDataset(one), 7).is_endless
 
 
 def test_repetitions_go_on_on_other_ranks_and_limits_where_they_can_be_divided(on_ranks: Any, leaf_of: Any) -> None:

@@ -13,7 +13,7 @@ import energon_lite
 CODE = """
 import json, resource, time
 import numpy as np
-from energon_lite.order import BlendOrder
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 
 def peak():

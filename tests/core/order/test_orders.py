@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.hashing import HashDomain
+from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.storage.index import key_index
-from energon_lite.storage.index.key_index import KeyIndex, hash_keys, hash_text
+from energon_lite.storage.index.key_index import KeyIndex, hash_key, hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.testing import examples
@@ -78,7 +78,7 @@ def test_hashes_are_spread_and_do_not_depend_on_neighbours() -> None:
     keys = [f"{number:08d}" for number in range(4096)]
     hashes, others = hash_keys(index_of(keys[:1000], keys[1000:]), np.arange(4096), words=2)
     assert len(np.unique(hashes)) == len(np.unique(others)) == len(keys) and not (hashes == others).any()
-    assert [hash_text(key) for key in keys[::512]] == hashes[::512].tolist()
+    assert [hash_key(key) for key in keys[::512]] == hashes[::512].tolist()
     counts = np.bincount((hashes >> np.uint64(60)).astype(np.int64), minlength=16)
     assert counts.min() > 180 and counts.max() < 340
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +19,6 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 from tests.testing import damaged, examples
 
@@ -71,51 +66,6 @@ def same(one: ShardScan, other: ShardScan) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names) and all(
         getattr(one, name) == getattr(other, name) for name in plain
     )
-
-
-@pytest.mark.parametrize(("workers", "times"), [(1, 20), (2, 4)])
-def test_killed_many_times(
-    make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, times: int
-) -> None:
-    for shard in range(24):
-        make_tar(f"d/{shard:02d}.tar", [(f"{shard}-{number}.txt", b"x" * number) for number in range(30)])
-    folder, kills, moments = tmp_path / "d", 0, random.Random(workers)
-    if workers > 1:
-        monkeypatch.setattr(helpers, "_WORK_HERE", False)
-    scan = shard_scans.scan_shard
-    # Slow enough that a kill finds something to interrupt (helpers have to start, which takes long enough).
-    monkeypatch.setattr(shard_scans, "scan_shard", lambda root, name: (time.sleep(0.002), scan(root, name))[1])
-    start = time.monotonic()
-    prepare(folder, workers)
-    duration, expected = time.monotonic() - start, contents(folder)
-    assert len(expected) == 24 + 6
-    survived = interrupted = 0
-    while kills < times or not interrupted:
-        assert kills < 20 * times, "no kill came in the middle of the work"
-        child = os.fork()
-        if not child:
-            try:
-                prepare(folder, workers)
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        time.sleep(moments.uniform(0.1, 0.95) * duration)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert status in (0, signal.SIGKILL)
-        kills += status != 0
-        results = len(list((folder / ".nv-meta/energon_lite.shards").glob("[!.]*.result")))
-        interrupted += 0 < results < 24
-        if status == 0 or kills >= times or results == 24:
-            survived += 1
-            prepare(folder, workers)
-            # A helper of a run that was killed may be about to end; what is left of dead ones is gone.
-            found = {name: data for name, data in contents(folder).items() if workers == 1 or name[-4:] != ".tmp"}
-            assert found == expected
-            shutil.rmtree(folder / ".nv-meta", ignore_errors=True)
-            for path in folder.rglob("*.tar.idx*"):
-                path.unlink()
-    assert survived
 
 
 class TestWhatIsKnown:
@@ -175,24 +125,6 @@ class TestWhatIsKnown:
         prepare(ten)
         assert scanned == ["b.tar"]
         assert SampleReader(WebdatasetSource.open(ten)).sample(4).key == keys[0]
-
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            lambda data: data[:-1],
-            lambda data: data[:20],
-            lambda data: b"",
-            lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
-            lambda data: data[:8] + (99).to_bytes(4, "little") + data[12:],
-        ],
-    )
-    def test_a_damaged_or_foreign_result_is_not_used(
-        self, ten: Path, scanned: Scanned, damage: Callable[[bytes], bytes]
-    ) -> None:
-        path = write_result(ten, "b.tar")
-        path.write_bytes(damage(path.read_bytes()))
-        prepare(ten)
-        assert "b.tar" in scanned and len(WebdatasetSource.open(ten)) == 10
 
     @settings(max_examples=examples(400))
     @given(st.data())

@@ -231,3 +231,21 @@ def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
     with pytest.raises(ShardChangedError):  # it was cut short while it was open
         os.truncate(shards[0][0], 601)
         store.fetch([(shards[0], 0, 1), (shards[0], 600, 3)])
+
+
+def test_an_error_that_ends_the_run_gets_no_second_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its cause may pass: who raised it has waited for that already."""
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store = ShardStore()
+    store.read(path, identity, 0, 1)
+    reads = 0
+
+    def given_up(self: Any, size: int, offset: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        raise FatalStorageError("the store has not answered for minutes") from OSError(errno.ESTALE, "stale")
+
+    monkeypatch.setattr(shard_store.LocalFile, "read", given_up)
+    with pytest.raises(FatalStorageError, match="has not answered for minutes"):
+        store.read(path, identity, 0, 3)
+    assert reads == 1

@@ -23,8 +23,7 @@ from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring.parts import measure_parts
 from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.loading.measuring.values import columns_of
+from energon_lite.loading.measuring.runner import MeasuringRunner, columns_of
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import examples, killed_at_every_step
@@ -221,7 +220,7 @@ def test_killed_at_any_step_it_goes_on(texts: Path) -> None:
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12), st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]], data: st.DataObject) -> None:
-    from energon_lite.loading.measuring.values import Values
+    from energon_lite.loading.measuring.runner import Values
 
     def made(some: list[list[int]]) -> Values:
         columns = columns_of([{"n": sum(row), "m": row} for row in some], "here")

@@ -16,7 +16,7 @@ from energon_lite.batching.packing import BestFit
 from energon_lite.batching.steps import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.order import BlendOrder
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
 
@@ -43,7 +43,7 @@ def plan_of(count: int, step: int, *, costs: bool = True, seed: int = 0) -> Toke
         seed=seed,
         step=step,
         costs=CostColumns(MODEL, [others]) if costs else None,
-        chunk=1 << 15,
+        chunk=128 * step,  # ten steps, of which seven are looked at
     )
 
 

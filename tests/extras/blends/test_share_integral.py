@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.extras.blends.stages import Ideal, ShareIntegral, _times, begin
+from energon_lite.extras.blends.stages import Ideal, ShareIntegral, _times
 from energon_lite.order.blend import integer_shares
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0)), min_size=1, max_size=6).filter(any)
@@ -41,12 +41,6 @@ def test_the_integral_of_a_straight_line(first: list[float], data: st.DataObject
         assert abs(value - integral) < Fraction(1, 1 << 30)
     total = sum(range(len(first))) + Fraction(3, 4) * len(first) + x
     assert abs(sum(found) - total) < Fraction(1, 1 << 50)  # whatever was rounded: nothing is created or lost
-
-
-def test_a_share_that_stays() -> None:
-    integral = ShareIntegral(0, begin(2), np.array([1 << 60, 3 << 60]), None, 0)
-    assert exact(integral.before(10)) == [Fraction(5, 2), Fraction(15, 2)]
-    assert exact(integral.before(1 << 61)) == [Fraction(1 << 59), Fraction(3 << 59)]
 
 
 def test_sums_are_rounded_to_the_nearest() -> None:

@@ -14,8 +14,8 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import StagedBlend, last_position
 from energon_lite.extras.blends.stages import WeightStage as Stage
-from energon_lite.order import BlendOrder
 from energon_lite.order.blend import BLOCK, Blend
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 
 RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))
@@ -63,19 +63,6 @@ def error(counts: np.ndarray, expected: list[Fraction]) -> float:
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_ramp() -> None:
-    """0.9 and 0.1 to 0.1 and 0.9 over a million positions."""
-    leaf, position = StagedBlend(RAMP, key=1).lookup(np.arange(1_100_000))
-    seconds = np.r_[0, np.cumsum(leaf)]
-    for end in [*range(0, 1_100_000, BLOCK), 10**6]:
-        x = min(end, 10**6)
-        integral = Fraction(x, 10) + Fraction(8, 10) * Fraction(x * x, 2 * 10**6) + Fraction(9, 10) * (end - x)
-        assert abs(float(int(seconds[end]) - integral)) <= 1
-    for number in range(2):
-        assert np.array_equal(position[leaf == number], np.arange(np.count_nonzero(leaf == number)))
-    assert abs(np.bincount(leaf[500_000 - BLOCK : 500_000 + BLOCK])[0] - BLOCK) < 30  # half and half in the middle
 
 
 @given(stages=staged(), key=st.integers(0, 2**64 - 1))

@@ -25,8 +25,8 @@ from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.extras.blends import token_weights
 from energon_lite.extras.blends.weight_schedule import Schedule, schedule, share_of, values_at
 from energon_lite.loading.metadataset_keys import by_samples
-from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
+from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
 from tests.extras.blends.test_weight_schedule import normal_shares, spec
@@ -172,15 +172,6 @@ def test_slopes_follow_the_weights_in_tokens(
         bound = 1.0 if is_short else 1e-9 if position in knots else 0.0012
         assert max(abs(one / sum(tokens) - share) for one, share in zip(tokens, wanted, strict=True)) <= bound
     assert len(starts) < 200 * len(knots)
-
-
-def test_a_slope_in_tokens_runs(measured: Path) -> None:
-    """Means are 4 and 200: half of the tokens, in the middle of the slope, are one sample in 51."""
-    middle, width = 500_000, 20_000
-    one = loader(document(measured, {"a": {"linear": {0: 0, 2 * middle: 1}}, "c": {"linear": {0: 1, 2 * middle: 0}}}))
-    counts = np.diff([one.dataset.plan.order.counts_before(middle + side) for side in (-width, width)], axis=0)[0]
-    tokens = counts * [4, 200]
-    assert tokens[0] / tokens.sum() == pytest.approx(0.5, abs=0.005)
 
 
 @settings(max_examples=examples(3))

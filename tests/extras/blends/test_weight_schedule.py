@@ -19,7 +19,6 @@ from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 from energon_lite.extras.blends.weight_schedule import (
     Schedule,
-    Segment,
     Share,
     read_schedule,
     schedule,
@@ -67,31 +66,6 @@ def test_the_weight_at_a_position() -> None:
     assert [values_at(step, p) for p in (0, 5, 10, 15, 20, 99)] == [(4, 4), (4, 4), (4, 2), (2, 2), (2, 3), (3, 3)]
     assert [values_at(linear, p)[1] for p in (0, 5, 10, 15, 20, 99)] == [4, 3, 2, 2.5, 3, 3]
     assert all(before == after for before, after in (values_at(linear, p) for p in range(30)))
-
-
-def test_weights_are_normalised_where_they_are_written_and_shares_go_straight() -> None:
-    changing = Schedule(schedule(((0, 3.0), (100, 0.0)), linear=True))
-    assert changing.shares([changing, 1.0], BLEND) == [
-        Schedule((Segment(0, 0.75, 0.0), Segment(100, 0.0, 0.0))),
-        Schedule((Segment(0, 0.25, 1.0), Segment(100, 1.0, 1.0))),
-    ]
-
-
-def test_a_document(write: Callable[..., Path]) -> None:
-    path = write(
-        """\
-splits:
-  train:
-    blend:
-      - {path: digits, weight: {linear: {0: 0.9, 1_000_000: 0.1}}}
-      - {path: prose, weight: {linear: {0: 0.1, 1_000_000: 0.9}}}
-"""
-    )
-    (start, first, last), end = stages(path)
-    assert (start, *first, *(last or ())) == pytest.approx((0, 0.9, 0.1, 0.1, 0.9))
-    assert end == (1_000_000, last, None)
-    leaf = load_metadataset(path, split_part="train")[0]
-    assert leaf.schedule is not None and leaf.weight == leaf.schedule.start == first[0]
 
 
 def test_nested_blends_multiply(write: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.extras.inspect.analyze_debug import HeatMap
+from energon_lite.extras.inspect.analyze_debug import save_heat_map
 from tests.conftest import text_dataset
 from tests.testing import command, take
 
@@ -20,27 +20,23 @@ def analyze(*arguments: object) -> tuple[int, str]:
 
 class TestHeatMap:
     def test_small_ones_by_hand(self, tmp_path: Path) -> None:
-        picture = HeatMap(samples=4, steps=2, colours=1)
-        for sample, step in [(0, 0), (1, 0), (1, 0), (3, 1)]:
-            picture.add(sample, step, rank=5)
-        assert picture.save(str(tmp_path / "a.png"), gain=1.0) == (3, 1)
-        pixels = np.asarray(Image.open(tmp_path / "a.png"))[:, :, 0]
+        seen = [(0, 0, 5), (1, 0, 5), (1, 0, 5), (3, 1, 5)]
+        path = str(tmp_path / "a.png")
+        assert save_heat_map(path, seen, samples=4, steps=2, colours=1, gain=1.0) == (3, 1)
+        pixels = np.asarray(Image.open(path))[:, :, 0]
         assert pixels.tolist() == [[127, 0], [255, 0], [0, 0], [0, 127]]
 
     def test_it_becomes_coarser(self, tmp_path: Path) -> None:
-        picture = HeatMap(samples=4, steps=4, colours=1)
-        for number in range(16):
-            picture.add(number, number, rank=0)
-        assert picture.save(str(tmp_path / "a.png"), gain=1.0) == (15, 15)
-        pixels = np.asarray(Image.open(tmp_path / "a.png"))[:, :, 0]
+        seen = [(number, number, 0) for number in range(16)]
+        path = str(tmp_path / "a.png")
+        assert save_heat_map(path, seen, samples=4, steps=4, colours=1, gain=1.0) == (15, 15)
+        pixels = np.asarray(Image.open(path))[:, :, 0]
         assert (pixels == 255 * np.eye(4)).all()  # nothing is lost: each cell has four of them
 
     def test_ranks_have_colours(self, tmp_path: Path) -> None:
-        picture = HeatMap(samples=4, steps=4, colours=3)
-        for rank in range(3):
-            picture.add(rank, 0, rank)
-        picture.save(str(tmp_path / "a.png"), gain=1.0)
-        assert len({tuple(pixel) for pixel in np.asarray(Image.open(tmp_path / "a.png"))[:, 0].tolist()}) == 3
+        path = str(tmp_path / "a.png")
+        save_heat_map(path, [(rank, 0, rank) for rank in range(3)], samples=4, steps=4, colours=3, gain=1.0)
+        assert len({tuple(pixel) for pixel in np.asarray(Image.open(path))[:, 0].tolist()}) == 3
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ ENCODERS: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
     "packs": (Named, {"batch_size": 2, "packing_buffer_size": 4}),
     "single packs": (Named, {"batch_size": None, "packing_buffer_size": 4}),
     "groups": (Grouped, {"batch_size": 3}),
-    "by lengths": (Lengths, {"batch_size": None, "batching": PIECES, "length_column": None}),
+    "by lengths": (Lengths, {"batch_size": None, "batching": PIECES, "length_column": None, "chunk_size": 20}),
     "planned": (Lengths, {"batch_size": None, "batching": PIECES}),
 }
 

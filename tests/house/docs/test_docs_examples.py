@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.fork_server import write_commands
 from tests.house.docs.pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -55,7 +56,8 @@ def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
 
 def run_bash(block: Block, page: Path, _: types.ModuleType) -> None:
     """Run a block in the current folder, with this interpreter's commands first on the path."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    places = [str(write_commands(Path.cwd().parent / "commands")), str(Path(sys.executable).parent)]
+    environment = os.environ | {"PATH": os.pathsep.join([*places, os.environ["PATH"]])}
     done = subprocess.run(["bash", "-ec", block.code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
 

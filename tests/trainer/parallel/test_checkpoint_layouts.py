@@ -72,24 +72,6 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
             torch.testing.assert_close(continued, losses, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "layout", nightly_but({1}, [Layout(dp=2, tp=2), Layout(dp=2, pp=2, virtual=2), Layout(cp=2, pp=2)]), ids=str
-)
-def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path, layout: Layout) -> None:
-    def straight(rank: int) -> list[tuple[float, float]]:
-        part = Part(layout, dtype="float32")
-        losses = part.train(0, 3)
-        part.save(tmp_path, 3)
-        return losses + part.train(3, 5)
-
-    def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(layout, dtype="float32", seed=99)
-        part.load(tmp_path / "step-00000003")
-        return part.train(3, 5)
-
-    assert run_ranks(4, straight)[0][3:] == run_ranks(4, resumed)[0]
-
-
 def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_path: Path) -> None:
     def save(rank: int) -> float:
         torch.manual_seed(100 + rank)

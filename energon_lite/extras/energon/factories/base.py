@@ -16,10 +16,11 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.assembly import assembled
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.options import Chunks
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
@@ -109,7 +110,7 @@ class OneLeafFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         return assembled(
             order,
             Identity(settings, (identity,)),
-            Chunking(),
+            Chunks(),
             None,
             batch_size=None,
             refill=self.training,
@@ -279,14 +280,9 @@ class FactoryLoader(SampleLoader):
     load_sample: Callable[[dict[str, Any]], Any] = dict
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
-        base = {
-            "__key__": raw.key,
-            "__shard__": raw.source.shard_name,
-            "__restore_key__": restore_key,
-            "__sources__": (raw.source,),
-        }
-        sample = self.load_sample(CrudeSample(raw.parts, **base))
         own = {"__restore_key__": restore_key, "__sources__": (raw.source,)}
+        base = {"__key__": raw.key, "__shard__": raw.source.shard_name, **own}
+        sample = self.load_sample(CrudeSample(raw.parts, **base))
         if isinstance(sample, dict):
             labels = {**(sample.get("__subflavors__") or {}), **self.subflavors}
             return CrudeSample({**base, **sample, **own, "__subflavors__": labels})

@@ -16,9 +16,10 @@ from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunct
 from energon_lite.extras.energon.wrappers.streams import PlanStream
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, parts_of
 from energon_lite.hooks import TaskEncoder, hooks_of
-from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.assembly import assembled
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.options import Chunks
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
@@ -176,7 +177,8 @@ class _ByContent(WrapperDataset):
 
     around: Callable[[TaskEncoder], TaskEncoder]
     batch_size: int | None
-    chunking: Chunking
+    packing: int | None
+    drops_last: bool
 
     @cached_property
     def resolved(self) -> SavableDataset:
@@ -198,9 +200,11 @@ class _ByContent(WrapperDataset):
         return assembled(
             plan.order,
             inner.identity,
-            self.chunking,
+            Chunks(),
             None,
             batch_size=self.batch_size,
+            packing=self.packing,
+            drop_last=self.drops_last,
             refill=inner.refill,
             task_encoder=self.around(self.dataset.task_encoder),
             **{field: getattr(inner, field) for field in common},
@@ -240,7 +244,8 @@ class GroupBatchDataset(_ByContent):
             worker_config=worker_config,
             around=partial(_Grouping, key=sample_group_key, batcher=batcher),
             batch_size=fixed_batch_size,
-            chunking=Chunking(drop_last=drop_last),
+            packing=None,
+            drops_last=drop_last,
         )
 
 
@@ -278,7 +283,8 @@ class PackingDataset(_ByContent):
             worker_config=worker_config,
             around=partial(encoder, select=pre_packer, pack=final_packer),
             batch_size=None,
-            chunking=Chunking(packing_buffer_size=buffer_size),
+            packing=buffer_size,
+            drops_last=False,
         )
 
 

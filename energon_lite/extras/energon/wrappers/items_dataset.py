@@ -10,8 +10,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from typing_extensions import Self
-
 from energon_lite.batching.collate import empty_like
 from energon_lite.batching.plan import FixedPlan, Place
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample, UnknownLengthError, UsageError
@@ -56,14 +54,11 @@ class ItemsDataset(PlannedDataset):
         """True if lost items are replaced."""
         return all(branch.dataset.refills for branch in self.branches)
 
-    def for_workers(self) -> Self:
-        branches = tuple(replace(branch, dataset=branch.dataset.for_workers()) for branch in self.branches)
-        return replace(super().for_workers(), branches=branches)
-
     def runner(self) -> ItemsRunner:
         return self.runner_among(self.leaves, 0)
 
     def runner_among(self, leaves: Sequence[Leaf], first: int) -> ItemsRunner:
+        """Return the runner for jobs in which the leaves of this data set have numbers from ``first`` on."""
         return ItemsRunner(
             self.branches,
             leaves,
@@ -198,11 +193,13 @@ class ItemsRunner(JobRunner):
         first_leaf: int = 0,
         error_handler: ErrorHandler | None = None,
     ):
-        self.branches = [replace(branch, dataset=branch.dataset.for_workers()) for branch in branches]
+        self.branches = _for_workers(branches)
         self._batcher = batcher
         self.first_leaves = _first_leaves(branches, first_leaf)
         self._runners: list[JobRunner] = [
             branch.dataset.runner_among(leaves, first)
+            if isinstance(branch.dataset, ItemsDataset)
+            else replace(branch.dataset, leaves=leaves).runner()
             for branch, first in zip(branches, self.first_leaves, strict=True)
         ]
         first = self._runners[0]
@@ -212,9 +209,13 @@ class ItemsRunner(JobRunner):
         self._example: tuple[Any, int] | None = None
 
     def share(self, services: Services) -> None:
-        super().share(services)
+        """Use the services of another runner, also for the jobs of the innermost data sets."""
+        self.services = services
         for runner in self._runners:
-            runner.share(services)
+            if isinstance(runner, ItemsRunner):
+                runner.share(services)
+            else:
+                runner.services = services
 
     def __copy__(self) -> ItemsRunner:
         raise UsageError("start_method='thread' with wrapped data sets", fix="use processes, or no wrappers")
@@ -320,6 +321,19 @@ class ItemsRunner(JobRunner):
                 raise SampleError("the form of an empty batch is unknown", fix="see what the batcher makes")
             self._example = made, len(examples)
         return empty_like(*self._example)
+
+
+def _for_workers(branches: Sequence[Branch]) -> tuple[Branch, ...]:
+    """Return copies without the parts that cannot be sent to another process: groups of ranks, the caches of plans."""
+    copies = list[Branch]()
+    for branch in branches:
+        dataset: Any = branch.dataset
+        config = replace(dataset.worker_config, data_parallel_group=None, replica=None)
+        dataset = replace(dataset, plan=replace(dataset.plan), worker_config=config)
+        if isinstance(dataset, ItemsDataset):
+            dataset = replace(dataset, branches=_for_workers(dataset.branches))
+        copies.append(replace(branch, dataset=dataset))
+    return tuple(copies)
 
 
 def _first_leaves(branches: Sequence[Branch], first: int = 0) -> list[int]:

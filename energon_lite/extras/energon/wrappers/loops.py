@@ -195,7 +195,7 @@ class LoopedIterator(DatasetIterator):
 
     def rewind(self) -> None:
         self._inner.rewind()
-        self._go_to([0] * len(self._loops), self._world)
+        self._continue([0] * len(self._loops), self._world)
 
     # -- the state ------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class LoopedIterator(DatasetIterator):
         self._inner.restore(state)
         self.dataset = self._inner.dataset
         if state is None:
-            self._go_to([0] * len(self._loops), self._world)
+            self._continue([0] * len(self._loops), self._world)
             return
         counts = state.get("loops")
         ranks = state.get("ranks")
@@ -221,9 +221,9 @@ class LoopedIterator(DatasetIterator):
                 f"{self._world}",
                 fix=f"go on with {ranks} ranks, or start without the state",
             )
-        self._go_to(list(counts), ranks, is_begun=True)
+        self._continue(list(counts), ranks, is_begun=True)
 
-    def _go_to(self, counts: list[int], ranks: int, *, is_begun: bool = False) -> None:
+    def _continue(self, counts: list[int], ranks: int, *, is_begun: bool = False) -> None:
         self._counts = counts
         self._ranks = ranks
         self._is_begun = is_begun

@@ -11,6 +11,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
@@ -59,9 +60,8 @@ class PreviewServer(BoundedServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise UsageError(
-                f"port {port} cannot be opened: {error.strerror}", fix="give another --port, or none"
-            ) from None
+            what = f"port {port} cannot be opened: {error.strerror}"
+            raise UsageError(what, fix="give another --port, or none") from None
         site.base = f"/{self.token}/"
         self.url = f"http://127.0.0.1:{self.server_address[1]}{site.base}"
 
@@ -77,41 +77,35 @@ class _Handler(BaseHTTPRequestHandler):
     server: PreviewServer
 
     def do_GET(self) -> None:
-        """Answer with a page, or with media."""
-        self._answer_in_time(body=True)
-
-    def do_HEAD(self) -> None:
-        """Answer with the headers only."""
-        self._answer_in_time(body=False)
-
-    def _refuse_method(self) -> None:
-        self.close_connection = True  # its body is not read
-        self._send(
-            Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD are allowed\n"), extra={"Allow": "GET, HEAD"}
-        )
-
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
-
-    def _answer_in_time(self, *, body: bool) -> None:
+        """Answer with a page, or with media; for HEAD, with the headers only."""
         self.server.answering(self.connection, True)  # some pages take long
         try:
-            self._answer(body=body)
+            self._answer()
         finally:
             self.server.answering(self.connection, False)
 
-    def _answer(self, *, body: bool) -> None:
+    do_HEAD = do_GET
+
+    def _refuse_method(self) -> None:
+        self.close_connection = True  # its body is not read
+        refusal = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD are allowed\n")
+        self._send(refusal, extra={"Allow": "GET, HEAD"})
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
+    def _answer(self) -> None:
         began = time.monotonic()
         host = (self.headers.get("Host") or "").strip().lower()
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         name = name if port.isdecimal() else host
         if name not in _HOSTS or len(self.headers.get_all("Host") or ()) != 1:
-            self._send(Answer(HTTPStatus.FORBIDDEN, b"this host name is not allowed\n"), body=body)
+            self._send(Answer(HTTPStatus.FORBIDDEN, b"this host name is not allowed\n"))
             return
         path, _, query = self.path.partition("#")[0].partition("?")
         _, _, rest = path.partition("/")
         token, slash, below = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
-            self._send(Answer(HTTPStatus.FORBIDDEN, b"the address has no valid token\n"), body=body)
+            self._send(Answer(HTTPStatus.FORBIDDEN, b"the address has no valid token\n"))
             return
         segments = [unquote(segment, errors="surrogateescape") for segment in below.split("/")] if below else []
         nonce = secrets.token_urlsafe(16)
@@ -123,36 +117,28 @@ class _Handler(BaseHTTPRequestHandler):
             self.log_error("%s: %s", type(error).__name__, error)
             wrapped = EnergonLiteError(f"the page cannot be made: {type(error).__name__}: {error}")
             answer = self.server.site.error(wrapped, nonce, HTTPStatus.INTERNAL_SERVER_ERROR)
-        self._send(
-            answer, body=body, nonce=nonce, extra={"Server-Timing": f"page;dur={1e3 * (time.monotonic() - began):.1f}"}
-        )
+        took = 1e3 * (time.monotonic() - began)
+        self._send(answer, nonce, {"Server-Timing": f"page;dur={took:.1f}"})
 
-    def _send(
-        self, answer: Answer, *, body: bool = True, nonce: str | None = None, extra: dict[str, str] | None = None
-    ) -> None:
-        first = 0
-        stop = answer.size
-        status = answer.status
+    def _send(self, answer: Answer, nonce: str | None = None, extra: Mapping[str, str] | None = None) -> None:
+        first, stop, status = 0, answer.size, answer.status
         headers = {"Content-Type": answer.content_type, **_COMMON, **(extra or {}), **answer.headers}
-        is_page = answer.content_type.startswith("text/html") and nonce is not None
+        is_page = nonce is not None and answer.content_type.startswith("text/html")
         headers["Content-Security-Policy"] = policy(nonce) if is_page and nonce else "default-src 'none'; sandbox"
         if answer.media is not None:
             headers["Accept-Ranges"] = "bytes"
             wanted = _range(self.headers.get("Range"), answer.size)
             if wanted is not None:
                 first, stop = wanted
-                status = HTTPStatus.PARTIAL_CONTENT if first < stop else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-                headers["Content-Range"] = (
-                    f"bytes {first}-{stop - 1}/{answer.size}" if first < stop else f"bytes */{answer.size}"
-                )
+                there = first < stop
+                status = HTTPStatus.PARTIAL_CONTENT if there else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                headers["Content-Range"] = f"bytes {f'{first}-{stop - 1}' if there else '*'}/{answer.size}"
         self.send_response(status)
+        headers["Content-Length"] = str(max(0, stop - first))
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(max(0, stop - first)))
         self.end_headers()
-        if not body:
-            return
-        while first < stop:
+        while first < stop and self.command != "HEAD":
             piece = answer.read(first, min(_PIECE, stop - first))
             if not piece:
                 self.close_connection = True  # the client notices the missing bytes

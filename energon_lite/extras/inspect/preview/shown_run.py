@@ -75,17 +75,14 @@ class RunOptions:
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
             raise StateError("the state has no settings of its run", where=path, fix="give the options themselves")
-        others = ("dataset_config", "split_config", "trust_code", "chunks", "ranks", "state")
-        names = {field.name for field in fields(self)}.difference(others)
+        others = {"dataset_config", "split_config", "trust_code", "chunks", "ranks", "state"}
+        names = {field.name for field in fields(self)} - others
         given = {name: settings[name] for name in names & settings.keys()}
         if "batching" in given:
             given |= {"length_column": settings.get("length_column"), "batch_size": None}
         lanes = state.get("lanes") if state.get("kind") == "lanes" else None
-        chunks = Chunks(
-            size=settings.get("chunk_size", settings.get("plan_chunk")),
-            remainder=settings.get("chunk_remainder"),
-            lanes=lanes if isinstance(lanes, int) else None,
-        )
+        size = settings.get("chunk_size", settings.get("plan_chunk"))
+        chunks = Chunks(size, settings.get("chunk_remainder"), lanes if isinstance(lanes, int) else None)
         return replace(self, **given, chunks=chunks, state=state)
 
     def open(self, leaves: FoundLeaves, encoder: TaskEncoder) -> SavableDataset:
@@ -95,31 +92,20 @@ class RunOptions:
             ConfigError, DatasetError, UsageError: as ``get_train_dataset``.
         """
         config = WorkerConfig(rank=0, world_size=self.ranks, num_workers=0, seed_offset=self.seed)
-        batching = None
-        if self.batching is not None:
-            batching = ByTokens(self.batching, self.length_column, self.length_field, self.micro_batches_per_step)
-        common: dict[str, Any] = {
-            "split_part": self.split_part,
-            "worker_config": config,
-            "batch_size": None if batching is not None else self.batch_size,
-            "batch_drop_last": self.batch_drop_last,
-            "packing_buffer_size": self.packing_buffer_size,
-            "task_encoder": encoder,
-            "batching": batching,
-            "chunks": self.chunks,
-            "reading": Reading(
-                dataset_config=self.dataset_config, split_config=self.split_config, trust_code=self.trust_code or None
-            ),
-        }
-        if self.reads_once:
-            return get_val_dataset(leaves, **common)
-        return get_train_dataset(
-            leaves,
-            shuffle_buffer_size=self.shuffle_buffer_size,
-            max_samples_per_sequence=self.max_samples_per_sequence,
-            repeat=self.repeat,
-            **common,
+        names = ["split_part", "batch_drop_last", "packing_buffer_size", "chunks"]
+        if not self.reads_once:
+            names += ["shuffle_buffer_size", "max_samples_per_sequence", "repeat"]
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.batching is None:
+            given["batch_size"] = self.batch_size
+        else:
+            lengths = self.length_column, self.length_field, self.micro_batches_per_step
+            given["batching"] = ByTokens(self.batching, *lengths)
+        given["reading"] = Reading(
+            dataset_config=self.dataset_config, split_config=self.split_config, trust_code=self.trust_code or None
         )
+        make = get_val_dataset if self.reads_once else get_train_dataset
+        return make(leaves, worker_config=config, task_encoder=encoder, **given)
 
     @property
     def reads_once(self) -> bool:
@@ -276,7 +262,5 @@ def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCur
     Raises:
         StateError, StateMismatchError: the state is damaged, or of other data or another configuration.
     """
-    if isinstance(dataset, LaneDataset):
-        return dataset.cursor(dict(state), whole=True)
-    assert isinstance(dataset, PlannedDataset)
-    return dataset.cursor(dict(state))
+    assert isinstance(dataset, (PlannedDataset, LaneDataset))
+    return dataset.cursor(dict(state), **({"whole": True} if isinstance(dataset, LaneDataset) else {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -56,17 +56,14 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
         if tokens is None or tokens.dtype.kind not in "iu" or len(tokens) < 2:
             continue
         used = {name}
-        labels, mask = None, None
+        values: list[np.ndarray[Any, Any] | None] = []
         for choices in (_LABELS, _MASKS):
-            for other in choices:
-                values = _row(fields.get(other))
-                if values is not None and len(values) == len(tokens):
-                    used.add(other)
-                    labels, mask = (values, mask) if choices is _LABELS else (labels, values)
-                    break
+            rows = {other: row for other in choices if (row := _row(fields.get(other), len(tokens))) is not None}
+            used |= {*[*rows][:1]}
+            values.append(next(iter(rows.values()), None))
+        labels, mask = values
         if name.endswith("npy") and mask is None:
-            mask = _row(fields.get("mask.npy"))
-            mask = mask if mask is not None and len(mask) == len(tokens) else None
+            mask = _row(fields.get("mask.npy"), len(tokens))
         segments = _segments(fields.get("cu_seqlens"), tokens)
         shown, weights, shifted = _learned(tokens, labels, mask)
         count = None if weights is None else int((weights > 0).sum())
@@ -76,8 +73,8 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
     return None
 
 
-def _row(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a value as a single row of numbers; None if it is not one."""
+def _row(value: Any, length: int | None = None) -> np.ndarray[Any, Any] | None:
+    """Return a value as a single row of numbers; None if it is not one, or has another length."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype.is_floating_point else value).numpy()
@@ -86,7 +83,7 @@ def _row(value: Any) -> np.ndarray[Any, Any] | None:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         return None
     value = value[0] if value.ndim == 2 and len(value) == 1 else value
-    return value if value.ndim == 1 else None
+    return value if value.ndim == 1 and length in (None, len(value)) else None
 
 
 def _learned(
@@ -208,11 +205,9 @@ def _ids(shown: Sequence[int], pieces: Sequence[tuple[str, int]] | None) -> str 
     """Return the token ids of each piece, for the mouse pointer."""
     if pieces is None:
         return None
-    words, place = [], 0
-    for _, size in pieces:
-        words.append("+".join(map(str, shown[place : place + size])))
-        place += size
-    return " ".join(words)
+    ends = accumulate(size for _, size in pieces)
+    places = zip(pieces, ends, strict=True)
+    return " ".join("+".join(map(str, shown[end - size : end])) for (_, size), end in places)
 
 
 def _span(text: str, token: int, is_number: bool, begins: bool) -> Markup:

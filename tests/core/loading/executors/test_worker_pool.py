@@ -16,16 +16,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from energon_lite import Capacity, Greedy, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
-from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
-from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, nightly_but
+from energon_lite.loading.executors import worker_handle, worker_process
+from tests.testing import alone, nightly_but
 
 
 def _loader(
@@ -83,13 +80,6 @@ def test_while_a_long_job_is_waited_for_others_do_more_ahead(leaf_of: Any) -> No
         for _ in range(40):
             next(batches)
             assert loader.stats()["queue"]["bytes_in_flight"] <= 40 * size
-
-
-def test_no_further_than_memory_allows(leaf_of: Any) -> None:
-    size = 1 << 20
-    with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=20, max_bytes_in_flight=8 * size) as loader:
-        for _, _ in zip(range(30), loader, strict=False):
-            assert loader.stats()["queue"]["bytes_in_flight"] <= 8 * size
 
 
 @pytest.mark.slow
@@ -251,30 +241,6 @@ def test_without_workers_a_hook_that_takes_long_is_shown(
     assert ("no worker to be replaced" in record.getMessage()) == (reaction == "replace")
 
 
-@pytest.mark.parametrize("by_tokens", [False, True])
-def test_the_end_of_a_virtual_epoch_throws_nothing_away(
-    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, by_tokens: bool
-) -> None:
-    submitted = 0
-    submit = WorkerPool.submit
-
-    def counting(self: Any, job: Any) -> int:
-        nonlocal submitted
-        submitted += 1
-        return submit(self, job)
-
-    monkeypatch.setattr(WorkerPool, "submit", counting)
-    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 3))
-    way: dict[str, Any] = {"batch_size": None, "batching": Greedy(Capacity(9))} if by_tokens else {"batch_size": 3}
-    dataset = get_train_dataset(
-        leaf_of(50), worker_config=alone(2), virtual_epoch_length=5, task_encoder=Sized(100), **way
-    )
-    with get_savable_loader(dataset, prefetch_factor=4) as loader:
-        for _ in range(6):
-            assert len(list(loader)) == 5
-    assert submitted <= 30 + 9
-
-
 @pytest.mark.slow
 def test_a_worker_that_outlives_its_kill_holds_nobody_up(
     leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -316,25 +282,3 @@ def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: py
         logger.removeHandler(handler)
         handler.close()
     assert "No space left on device" in (tmp_path / "log").read_text()
-
-
-class Teller(TaskEncoder):
-    """Batches say which worker made them, as torch tells it."""
-
-    def batch(self, samples: list[Any]) -> Any:
-        info = torch.utils.data.get_worker_info()
-        config = ALONE
-        return "none" if info is None else f"{info.id - config.rank_worker_id()} of {info.num_workers}"
-
-
-@pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
-def test_torch_tells_hooks_of_their_worker(
-    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, method: str, told: bool
-) -> None:
-    monkeypatch.setattr(torch_worker_info, "is_told", told)
-    with _loader(leaf_of(50), 2, Teller(), start_method=method) as loader:
-        found = {batch for _, batch in zip(range(8), loader, strict=False)}
-    assert found == {"0 of 2" if told else "none"}
-    assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
-    with _loader(leaf_of(50), 0, Teller()) as loader:
-        assert next(iter(loader)) == "none"

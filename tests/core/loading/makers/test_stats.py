@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from energon_lite import (
 )
 from energon_lite.batching import TokenSequence
 from energon_lite.loading.loader import tokens_of
+from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, alone, take
 
@@ -224,3 +226,21 @@ def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
     stats = loader.stats()
     assert (stats["samples"], stats["failed"], stats["batches"]) == (24, 6, 8)
     loader.close()
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, "main"), (2, "thread"), (2, "fork")])
+def test_bytes_are_those_that_the_loaders_own_jobs_have_read(
+    leaf_of: Any, workers: int, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobTimer, "due", property(lambda self: math.inf, lambda self, due: None), raising=False)
+    with _loader(leaf_of(30)) as other, _loader(leaf_of(30), workers=workers, start_method=method) as loader:
+        take(other, 5)  # in this process, before the loader has any workers
+        assert loader.stats()["bytes_read"] == 0
+        texts = [text for batch in take(loader, 10) for text in batch.text]
+        if method == "fork":
+            take(other, 1000)  # no workers of the loader
+        loader.close()
+        read = loader.stats()["bytes_read"]
+    delivered = sum(len(text.encode()) for text in texts)
+    least, most = {"main": (1, 1), "thread": (1, 50), "fork": (0, 50)}[method]  # processes only report timed jobs
+    assert least * delivered <= read <= most * delivered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -194,7 +195,10 @@ def test_an_error_that_ends_the_run_comes_out_of_a_worker_in_the_users_frames(le
     does, _, said = RAISES[way]
     text = _shown(_end(_loader(leaf_of(300), _encoder("encode_sample", does), "fork")))
     assert said in text and len(_own_frames(text)) == 1
-    assert text.index("loader.py") < text.index(f"in {does.__name__}")
+    in_order = [text.index("loader.py"), text.index(f"in {does.__name__}")]
+    if sys.version_info < (3, 11) and way == "misspells":  # without notes, the error in the worker is a cause, so first
+        in_order.reverse()
+    assert in_order == sorted(in_order)
     assert "a-300[train]" in text
 
 

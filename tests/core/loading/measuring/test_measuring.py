@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +29,6 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
 from tests.testing import killed_at_every_step
 
-MakeTar = Callable[..., Path]
 MAKER = Maker({"by": "test"})
 
 
@@ -162,11 +159,6 @@ class TestWhatIsKnown:
         after = os.stat(report.written[1])
         assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
-    def test_again(self, data: Path) -> None:
-        run(data)
-        Encoder.seen = []
-        assert run(data, again=True).known == 0 and len(Encoder.seen) == 405
-
     def test_other_settings_or_code(self, data: Path) -> None:
         maker = Maker({"by": "test"}, "code 1")
         run(data, maker=maker)
@@ -281,38 +273,6 @@ class TestTrouble:
         check(data)
 
 
-@pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
-@pytest.mark.slow
-def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
-    monkeypatch.setattr(measuring_run, "CHUNK", 16)
-    run(data)
-    expected, moments = columns(data), random.Random(workers)
-    folder = data / ".nv-meta/energon_lite.columns"
-    done = interrupted = 0
-    while done < kills or not interrupted:
-        assert done < 20 * kills, "no kill came in the middle of the work"
-        for path in folder.glob("*.col"):
-            path.unlink()
-        while True:
-            child = os.fork()
-            if not child:
-                Encoder.seconds = 0.0004
-                try:
-                    run(data, workers=workers)
-                    os._exit(0)
-                except BaseException:
-                    os._exit(1)
-            time.sleep(moments.uniform(0.01, 0.2) * (1 + done / kills))  # on a slow machine, too, it ends some day
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            assert status in (0, signal.SIGKILL)
-            done += status != 0
-            interrupted += bool(list(folder.glob("length.results/*.result")))
-            if status == 0:
-                break
-        assert columns_without_rests(folder) == expected
-
-
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.nightly
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,11 +300,6 @@ def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {(False, False), (True, True)} <= seen
 
 
-def columns_without_rests(folder: Path) -> dict[str, bytes]:
-    """What is there but for files that a killed process did not rename, which nobody looks at."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-
-
 class TestRanks:
     def test_equal_to_one_process(self, data: Path) -> None:
         alone = run(data)
@@ -360,25 +315,3 @@ class TestRanks:
         first.join(20)
         assert [share.samples for share in shares] == [5, 44] and not shares[0].written
         assert results == [alone] and columns(data) == expected
-
-    def test_the_others_may_come_first_and_too_late(self, data: Path) -> None:
-        run(data)
-        expected = columns(data)
-        for path in (data / ".nv-meta/energon_lite.columns").iterdir():
-            path.unlink()
-        for rank in (1, 0, 1):
-            run(data, ranks=Ranks(rank, 2, timeout=0))
-        assert columns(data) == expected
-
-    def test_a_rank_that_does_not_come(self, data: Path) -> None:
-        run(data, ranks=Ranks(2, 4))
-        with pytest.raises(DatasetError) as caught:
-            run(data, ranks=Ranks(0, 4, timeout=0.3))
-        message = str(caught.value)
-        assert "no result for 2 of 4 chunks of samples after 0.3 s without progress" in message
-        assert "(rank 1: a.tar[256:300]; rank 3: c.tar[0:100])" in message
-        assert "run again, what is done is kept" in message
-        Encoder.seen = []
-        run(data)
-        assert len(Encoder.seen) == 256 + 44 + 100  # the first chunk has a failed sample; b.tar is known
-        check(data)

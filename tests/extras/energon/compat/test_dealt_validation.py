@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import StateMismatchError
 from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
-from energon_lite.order import ConcatOrder
+from energon_lite.order.orders import ConcatOrder
 from tests.testing import examples
 
 
