@@ -206,12 +206,11 @@ def _resized(moved: _MovedCursor, old: SavableDataset, new: SavableDataset, give
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
     """Refuse changes of anything but the blend, the batch size and the costs."""
+    may_change = _MAY_CHANGE if _batch_sizes(old, new) is None else (*_MAY_CHANGE, BATCH_SIZE)
     settings = [
-        {name: value for name, value in dataset.identity.settings.items() if not name.startswith(_MAY_CHANGE)}
+        {name: value for name, value in dataset.identity.settings.items() if not name.startswith(may_change)}
         for dataset in (old, new)
     ]
-    if _batch_sizes(old, new) is not None:
-        settings = [{name: value for name, value in given.items() if name != BATCH_SIZE} for given in settings]
     differences = [
         f"{name}: {settings[0].get(name)!r} and {settings[1].get(name)!r}"
         for name in sorted({*settings[0], *settings[1]})

@@ -3,6 +3,7 @@ their values."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -170,16 +171,12 @@ def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
     if isinstance(value, str):
         return _with_extension(name, _TEXTS, "txt"), _utf8(value, name, where)
     if isinstance(value, np.ndarray):
-        import io
-
         stream = io.BytesIO()
         np.save(stream, value, allow_pickle=False)
         return _with_extension(name, {"npy"}, "npy"), stream.getvalue()
     if isinstance(value, int) and not isinstance(value, bool) and extension_of(name) in _NUMBERS:
         return name, str(value).encode()
     if hasattr(value, "getbands"):  # an image of Pillow
-        import io
-
         stream = io.BytesIO()
         value.save(stream, format="PNG")
         return _with_extension(name, {"png"}, "png"), stream.getvalue()

@@ -12,8 +12,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from energon_lite.entry_points import storage_guest
@@ -103,15 +102,17 @@ def local_meta(path: str) -> str:
 
 def index_places(root: str) -> tuple[str, str]:
     """Possible places of the packed index of a data set: next to the data, and in the user's cache."""
-    cached = _cached_index(root)
-    return cached if is_remote(root) else meta_path(root, PACKED_INDEX), cached
+    places = list(_places(root))
+    return places[0], places[-1]
 
 
-def _cached_index(root: str) -> str:
+def _places(root: str) -> Iterator[str]:
+    if not is_remote(root):
+        yield meta_path(root, PACKED_INDEX)
     name = os.path.basename(os.path.normpath(root))
     of = root if is_remote(root) else os.path.realpath(root)
     place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+    yield os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
@@ -128,11 +129,14 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
         DatasetError: as :meth:`FileIndex.make`; or no place for the index can be written.
         UsageError: the guest for JSONL files is not installed.
     """
-    if is_jsonl(root):
-        file = index_of_file(root)
-        return _find_or_make(root, file.fits, file.make)
-    counts = counts or read_info(root)
-    return _find_or_make(root, _is_of(root, counts), partial(_make, root, counts))
+    file = index_of_file(root) if is_jsonl(root) else _FolderIndex(root, counts or read_info(root))
+
+    def make_at(path: str) -> tuple[PackedIndex, str]:
+        return made_once(path, lambda path: _fitting(path, file.fits), lambda: file.make().write(path)), path
+
+    return _find(root, file.fits) or first_writable(
+        root, "the packed index", index_places(root), "run `energon-lite prepare`", make_at
+    )
 
 
 def shard_counts(root: str) -> dict[str, int]:
@@ -146,7 +150,7 @@ def shard_counts(root: str) -> dict[str, int]:
 
 def find_index(root: str, counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
     """Open the index of a prepared folder; None if there is none that fits. Unlike :func:`open_index`, makes none."""
-    return _find(root, _is_of(root, counts))
+    return _find(root, _FolderIndex(root, counts).fits)
 
 
 def first_writable(root: str, what: str, places: Sequence[str], owner: str, write: Callable[[str], _T]) -> _T:
@@ -202,34 +206,12 @@ def check_count(root: str, shard: str, samples: int, expected: int) -> None:
         )
 
 
-def _is_of(root: str, counts: Mapping[str, int]) -> _Fits:
-    """Return the test of an index against the folder's last preparation."""
-    # The order of shards counts as well: sample numbers depend on it.
-    wanted = read_uuid(root), list(counts.items())
-    return lambda index: (index.uuid, list(index.shard_counts.items())) == wanted
-
-
-def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
-    """Return a fitting index; if there is none, one process makes it in the first place that can be written."""
-
-    def make_at(path: str) -> tuple[PackedIndex, str]:
-        return made_once(path, lambda path: _fitting(path, fits), lambda: make().write(path)), path
-
-    existing = _find(root, fits)
-    return existing or first_writable(
-        root, "the packed index", index_places(root), "run `energon-lite prepare`", make_at
-    )
-
-
 def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
-    if not is_remote(root):
-        beside = meta_path(root, PACKED_INDEX)
-        index = _fitting(beside, fits)
+    for path in _places(root):
+        index = _fitting(path, fits)
         if index is not None:
-            return index, beside
-    cached = _cached_index(root)
-    index = _fitting(cached, fits)
-    return None if index is None else (index, cached)
+            return index, path
+    return None
 
 
 def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
@@ -241,21 +223,39 @@ def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
     return index
 
 
-def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:
-    _log.warning(
-        "%s has no packed index: reading the headers of its %d shards (`energon-lite prepare` does this once, in "
-        "parallel)",
-        root,
-        len(counts),
-    )
-    scans: list[ShardScan] = []
-    start = shown = time.monotonic()
-    for name, count in counts.items():
-        scan = scan_shard(root, name)
-        check_count(root, name, scan.samples, count)
-        scans.append(scan)
-        now = time.monotonic()
-        if now - shown > 10:
-            _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(counts), now - start)
-            shown = now
-    return PackedIndex.from_scans(scans, uuid=read_uuid(root))
+class _FolderIndex(FileIndex):
+    """Maker of the index of a prepared folder, by its last preparation.
+
+    Args:
+        root: the folder.
+        counts: number of samples by shard.
+    """
+
+    def __init__(self, root: str, counts: Mapping[str, int]):
+        self._root = root
+        self._counts = counts
+        # The order of shards counts as well: sample numbers depend on it.
+        self._wanted = read_uuid(root), list(counts.items())
+
+    def fits(self, index: PackedIndex) -> bool:
+        return (index.uuid, list(index.shard_counts.items())) == self._wanted
+
+    def make(self) -> PackedIndex:
+        root, counts = self._root, self._counts
+        _log.warning(
+            "%s has no packed index: reading the headers of its %d shards (`energon-lite prepare` does this once, in "
+            "parallel)",
+            root,
+            len(counts),
+        )
+        scans: list[ShardScan] = []
+        start = shown = time.monotonic()
+        for name, count in counts.items():
+            scan = scan_shard(root, name)
+            check_count(root, name, scan.samples, count)
+            scans.append(scan)
+            now = time.monotonic()
+            if now - shown > 10:
+                _log.warning("%s: %d of %d shards after %.0f s", root, len(scans), len(counts), now - start)
+                shown = now
+        return PackedIndex.from_scans(scans, uuid=read_uuid(root))

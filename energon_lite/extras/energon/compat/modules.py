@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY"]
+__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY", "VERSION"]
 
 PACKAGE = "megatron.energon"
+#: Version of Energon whose names are provided.
+VERSION = "7.4.1"
 
 _SAMPLES = """CaptioningSample CaptioningWebdataset CrudeSample CrudeWebdataset ImageClassificationSample
 ImageClassificationWebdataset ImageSample ImageWebdataset InterleavedSample InterleavedWebdataset MultiChoiceVQASample

@@ -190,6 +190,7 @@ NAMES: dict[str, Name] = {
         for name in MODULES["flavors"].split()
         if name.endswith("Webdataset") and name != "CrudeWebdataset"
     },
+    "__version__": _compat("modules:VERSION"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": _command(module) for module in COMMANDS},
     **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},

@@ -280,14 +280,9 @@ class FactoryLoader(SampleLoader):
     load_sample: Callable[[dict[str, Any]], Any] = dict
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
-        base = {
-            "__key__": raw.key,
-            "__shard__": raw.source.shard_name,
-            "__restore_key__": restore_key,
-            "__sources__": (raw.source,),
-        }
-        sample = self.load_sample(CrudeSample(raw.parts, **base))
         own = {"__restore_key__": restore_key, "__sources__": (raw.source,)}
+        base = {"__key__": raw.key, "__shard__": raw.source.shard_name, **own}
+        sample = self.load_sample(CrudeSample(raw.parts, **base))
         if isinstance(sample, dict):
             labels = {**(sample.get("__subflavors__") or {}), **self.subflavors}
             return CrudeSample({**base, **sample, **own, "__subflavors__": labels})

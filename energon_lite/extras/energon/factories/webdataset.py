@@ -8,6 +8,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -245,9 +246,7 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[SampleT], 
         **kwargs: Any,
     ):
         if isinstance(decoder, SampleDecoder) and image_decode is not None:
-            import dataclasses
-
-            decoder = dataclasses.replace(decoder, image_decode=image_decode)
+            decoder = replace(decoder, image_decode=image_decode)
         self._decoder = decoder if auto_decode else None
         self.image_decode = image_decode or getattr(decoder, "image_decode", "torchrgb")
         super().__init__(path, **kwargs)

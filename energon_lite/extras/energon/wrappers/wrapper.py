@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -141,7 +142,8 @@ class WrapperDataset(SavableDataset):
             clear = len(inside) <= _IN_CLEAR
             settings[f"data set {number}"] = dict(dataset.identity.settings) if clear else dataset.identity.fingerprint
         if len(str(settings)) > 1500:
-            settings = {"kind": "wrapped", "wrappers": hash_text_of(settings)}
+            digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+            settings = {"kind": "wrapped", "wrappers": digest}  # they are too long for a state
         if parts.depends_on_ranks:
             settings["ranks"] = self.worker_config.world_size
         return ItemsDataset(
@@ -261,13 +263,3 @@ def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
 def name_of(dataset: SavableDataset) -> str:
     """Return the name of a data set in the description of a wrapper."""
     return str(dataset) if isinstance(dataset, WrapperDataset) else type(dataset).__name__
-
-
-def hash_text_of(settings: Any) -> str:
-    """Return a digest of settings that are too long for a state."""
-    import hashlib
-
-    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-
-
-assert is_dataclass(SavableDataset)
