@@ -15,6 +15,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import forkserver, get_context, process
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
@@ -22,7 +23,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.channels import Channel, PipeChannel, WakingChannel
 from energon_lite.loading.executors.segments import SegmentReader, Segments, WorkerCrashLog
 from energon_lite.loading.executors.worker_process import (
@@ -30,6 +30,7 @@ from energon_lite.loading.executors.worker_process import (
     STOP_SIGNALS,
     Answer,
     answer,
+    begin,
     can_kernel_watch,
     serve,
 )
@@ -38,7 +39,6 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
 from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
 from energon_lite.tensors import map_tensors
-from energon_lite.worker_config import set_worker_number
 
 __all__ = [
     "LocalHandle",
@@ -302,8 +302,7 @@ class _ThreadChannel(WakingChannel):
 
 def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, peers: int) -> None:
     """Run the jobs of a thread until its channel is closed."""
-    set_worker_number(number, thread=True)
-    torch_worker_info.tell(number, peers, thread=True)
+    begin(number, peers, thread=True)
     if trace:
         runner.services.observers = (StageTimer(runner.leaves, number),)
     said: list[Times] = []
@@ -321,7 +320,7 @@ def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, 
 def _own(runner: JobRunner) -> JobRunner:
     """Return a copy of a runner for one thread that does not share open files and plans of leaves."""
     own = copy.copy(runner)
-    own.services = runner.services.for_thread()
+    own.services = replace(runner.services)
     own.leaves = leaves_apart(runner.leaves)
     return own
 

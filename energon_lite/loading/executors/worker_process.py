@@ -18,14 +18,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
-from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.segments import Segments, SegmentWriter, WorkerCrashLog
 from energon_lite.loading.executors.transport import Message, WholeMessages, pack, receive, send, unpack, unsendable
@@ -42,6 +41,7 @@ __all__ = [
     "Answer",
     "TrainerEnd",
     "answer",
+    "begin",
     "can_kernel_watch",
     "end_with_trainer",
     "prefetch",
@@ -193,8 +193,7 @@ def serve(
     end_with_trainer(trainer, by_kernel=by_kernel)
     notes.install()
     own_number = int(multiprocessing.current_process().name.rpartition("-")[2])
-    set_worker_number(own_number)
-    torch_worker_info.tell(own_number, peers)
+    begin(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(runner.leaves, own_number),) if trace else ()
     try:
         run_jobs(_Pipe(connection, segments, runner), runner, observers, notes)
@@ -209,6 +208,23 @@ def serve(
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the exit handlers that a fork copies from the trainer.
     os._exit(code)
+
+
+#: Called in each worker when it begins, with the arguments of :func:`begin`; None: nothing is called.
+on_begin: Callable[[int, int, bool], None] | None = None
+
+
+def begin(number: int, peers: int, thread: bool = False) -> None:
+    """Note that this process, or this thread, is a worker.
+
+    Args:
+        number: number of this worker.
+        peers: number of workers of this rank.
+        thread: the worker is this thread.
+    """
+    set_worker_number(number, thread=thread)
+    if on_begin is not None:
+        on_begin(number, peers, thread)
 
 
 class TrainerEnd(Protocol):

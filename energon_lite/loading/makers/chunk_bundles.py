@@ -12,7 +12,7 @@ from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.sequence_batches import as_planned
 from energon_lite.batching.strategy import Strategy
-from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.errors import FatalSampleError, UsageError, field_of
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.makers.chunk_job import Carried, ChunkPlace, Item
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
@@ -227,7 +227,8 @@ class BundlesByTokens:
     def _measured(self, item: Item, run: ChunkRun) -> tuple[int, int] | None:
         """Return the length of a sample, and that by the strategy's key; None: it is skipped or fails."""
         address = item.origins[0] or (0, 0, 0)
-        name = _name(item.value) or f"sample {address[1]}"
+        key = field_of(item.value, "__key__")
+        name = key if isinstance(key, str) and key else f"sample {address[1]}"
         with run.of_sample(_LENGTH, address, item.result or 0):
             try:
                 leaf = run.runner.leaves[address[0]].name
@@ -283,9 +284,3 @@ def _pieces(
         # A sample counts once, with its first piece.
         counted, more_of = ((), item.origins) if start else (item.origins, item.more_of)
         yield replace(item, value=value, origins=counted, more_of=more_of)
-
-
-def _name(value: Any) -> str | None:
-    """Return the key of a sample, or None."""
-    name = value.get("__key__") if isinstance(value, dict) else getattr(value, "__key__", None)
-    return name if isinstance(name, str) else None

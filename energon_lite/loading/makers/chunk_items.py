@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_lite.errors import FatalSampleError
+from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import Hooks, PackedSamplesOutput, place_of
 from energon_lite.loading.makers.chunk_job import Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
@@ -357,5 +357,5 @@ def _origin(value: Any, item: Item | None) -> Address | None:
 
 
 def _restore_key(value: Any) -> Any:
-    key = value.get("__restore_key__") if isinstance(value, dict) else getattr(value, "__restore_key__", None)
+    key = field_of(value, "__restore_key__")
     return key if isinstance(key, tuple) else None

@@ -29,7 +29,7 @@ from energon_lite.loading.makers.hook_errors import (
 )
 from energon_lite.loading.makers.hook_steps import HookSteps
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
-from energon_lite.loading.makers.observers import ReadSample, Services, StoredSample
+from energon_lite.loading.makers.observers import ReadSample, StoredSample
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
@@ -98,10 +98,6 @@ class JobRunner(HookSteps):
     def batches(self, job: Any) -> Iterator[Made]:
         """Yield the batches of the job of a chunk, each made on request."""
         raise NotImplementedError
-
-    def share(self, services: Services) -> None:
-        """Use the services of another runner."""
-        self.services = services
 
     def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
         """Return a context for hooks that run for the loader."""

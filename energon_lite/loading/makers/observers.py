@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from energon_lite.hooks import HookContext, Hooks, TaskEncoder
@@ -274,10 +274,6 @@ class Services:
     cache_pool: CachePool | None = None
     worker_config: WorkerConfig | None = None
     store: OpenedSampleStore | None = None
-
-    def for_thread(self) -> Services:
-        """Return a copy for another thread of this process."""
-        return replace(self)
 
     def __getstate__(self) -> dict[str, Any]:
         config = self.worker_config

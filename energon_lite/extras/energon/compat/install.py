@@ -15,7 +15,8 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
-from energon_lite.loading.executors import executor_handle, torch_worker_info
+from energon_lite.extras.energon.compat.torch_worker_info import tell
+from energon_lite.loading.executors import executor_handle, worker_process
 from energon_lite.trust import trust_by_default
 
 __all__ = ["install", "is_installed", "uninstall"]
@@ -156,7 +157,7 @@ def install(*, trust_code: bool = True) -> None:
             "python -m energon_lite.extras.energon",
         )
     executor_handle.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
-    torch_worker_info.is_told = True
+    worker_process.on_begin = tell
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)
     _tell_children()
@@ -164,7 +165,7 @@ def install(*, trust_code: bool = True) -> None:
 
 def uninstall() -> None:
     """Undo :func:`install`: later imports find Energon itself, if it is installed."""
-    torch_worker_info.is_told = False
+    worker_process.on_begin = None
     for finder in (_finder, _parent):
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)

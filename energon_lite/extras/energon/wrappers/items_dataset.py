@@ -209,9 +209,13 @@ class ItemsRunner(JobRunner):
         self._example: tuple[Any, int] | None = None
 
     def share(self, services: Services) -> None:
-        super().share(services)
+        """Use the services of another runner, also for the jobs of the innermost data sets."""
+        self.services = services
         for runner in self._runners:
-            runner.share(services)
+            if isinstance(runner, ItemsRunner):
+                runner.share(services)
+            else:
+                runner.services = services
 
     def __copy__(self) -> ItemsRunner:
         raise UsageError("start_method='thread' with wrapped data sets", fix="use processes, or no wrappers")

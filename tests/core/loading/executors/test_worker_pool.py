@@ -21,8 +21,8 @@ import torch
 
 from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
-from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
-from tests.testing import ALONE, alone, nightly_but
+from energon_lite.loading.executors import worker_handle, worker_process
+from tests.testing import alone, nightly_but
 
 
 def _loader(
@@ -282,25 +282,3 @@ def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: py
         logger.removeHandler(handler)
         handler.close()
     assert "No space left on device" in (tmp_path / "log").read_text()
-
-
-class Teller(TaskEncoder):
-    """Batches say which worker made them, as torch tells it."""
-
-    def batch(self, samples: list[Any]) -> Any:
-        info = torch.utils.data.get_worker_info()
-        config = ALONE
-        return "none" if info is None else f"{info.id - config.rank_worker_id()} of {info.num_workers}"
-
-
-@pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
-def test_torch_tells_hooks_of_their_worker(
-    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, method: str, told: bool
-) -> None:
-    monkeypatch.setattr(torch_worker_info, "is_told", told)
-    with _loader(leaf_of(50), 2, Teller(), start_method=method) as loader:
-        found = {batch for _, batch in zip(range(8), loader, strict=False)}
-    assert found == {"0 of 2" if told else "none"}
-    assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
-    with _loader(leaf_of(50), 0, Teller()) as loader:
-        assert next(iter(loader)) == "none"

@@ -1,7 +1,7 @@
 """Result of ``torch.utils.data.get_worker_info`` in a worker: None, or the information that a torch worker has.
 
-It is None by default: in a torch worker, ``default_collate`` makes batches in ``/dev/shm``, which is small in many
-containers.
+Programs for Energon rely on the information. Without this extra it is None: in a torch worker, ``default_collate``
+makes batches in ``/dev/shm``, which is small in many containers.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-__all__ = ["is_told", "tell"]
-
-#: True: provide the information; set by ``energon_lite.extras.energon``, because programs for Energon rely on it.
-is_told = False
+__all__ = ["tell"]
 
 _thread = threading.local()
 _patched = threading.Lock()
 
 
-def tell(number: int, peers: int, *, thread: bool = False) -> None:
-    """Provide torch's worker information, if :data:`is_told` is set.
+def tell(number: int, peers: int, thread: bool) -> None:
+    """Provide torch's worker information; called in each worker when it begins.
 
     Args:
         number: number of this worker. It is also the seed, because hooks have generators of their own for each sample.
@@ -27,8 +24,6 @@ def tell(number: int, peers: int, *, thread: bool = False) -> None:
         thread: the worker is this thread. Torch stores one answer for the whole process, so its function is replaced
             by a function that looks up the thread first.
     """
-    if not is_told:
-        return
     from torch.utils.data._utils import worker
 
     info = worker.WorkerInfo(id=number, num_workers=peers, seed=number, dataset=None)  # type: ignore[arg-type]
