@@ -3,8 +3,8 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-To read the code, follow ``docs/trainer.md``, from one GPU to four axes: it visits each file of ``data``, ``models``,
-``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once. It uses the public names of the loader only.
+To read the code, follow ``docs/how_the_trainer_works.md``, from YAML to a step on one GPU, and on to four axes. The
+trainer uses the public names of the loader only.
 """
 
 from energon_lite.lazy_exports import lazy_exports

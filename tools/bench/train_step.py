@@ -10,7 +10,9 @@ so that memory is its own.
     python tools/bench/train_step.py --tiny                                    # anywhere: that the script works
 
 ``by-hand`` is what one would write for this model alone: one function, compiled whole, with one AdamW over all float32
-masters; a Llama, so it is left out where the preset is none. ``packed`` is ours on rows of documents of many lengths.
+masters. ``torchtitan`` is its Llama, each block compiled, in the same step; it is left out where it is not installed.
+Both are plain Llamas, so they are left out where the preset is none. ``packed`` is ours on rows of documents of many
+lengths.
 Behind the table: what our optimizer takes, beside torch's fused AdamW alone on as many float32 masters; and what a step
 launches (graphs, kernels, copies, host reads).
 ``--trace FILE`` keeps that step for chrome://tracing.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import statistics
@@ -32,6 +35,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +63,10 @@ from energon_lite.trainer.training.throughput import training_flops
 
 #: The trainer's settings that make it fast.
 OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}
-VARIANTS = ("ours", "packed", "ours-plain", "hf", "hf-compiled", "by-hand")
+VARIANTS = ("ours", "packed", "ours-plain", "hf", "hf-compiled", "by-hand", "torchtitan")
 OWN = VARIANTS[:3]
+#: Variants of plain Llamas.
+LLAMAS = ("by-hand", "torchtitan")
 
 
 def device() -> torch.device:
@@ -150,6 +156,51 @@ def by_hand(arguments: argparse.Namespace) -> Callable[[], torch.Tensor]:
     return masters_step(model, torch.compile(lambda: model(batch.tokens, batch.labels, cos, sin)), arguments)
 
 
+def torchtitan(arguments: argparse.Namespace) -> Callable[[], torch.Tensor]:
+    """torchtitan's Llama with its attention, each block compiled as it does; the rest by hand."""
+    for name in ("triton", "datasets"):  # which it imports, and this never calls
+        if importlib.util.find_spec(name) is None:
+            stands_in = ("torchtitan.distributed.minimal_async_ep.kernels",) if name == "triton" else (name,)
+            sys.modules.update(dict.fromkeys(stands_in, mock.MagicMock()))
+    from torchtitan.models import llama3
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+
+    config, batch = shape(arguments), make_batch(shape(arguments), arguments)
+    hidden, vocabulary = config.hidden_size, config.vocab_size
+    layers = llama3._build_llama3_layers(
+        n_layers=config.num_layers,
+        dim=hidden,
+        n_heads=config.num_heads,
+        n_kv_heads=config.kv_heads,
+        hidden_dim=config.ffn_size,
+        rope=ComplexRoPE.Config(dim=config.head_width, max_seq_len=arguments.length, theta=config.rope_theta),
+        attn_backend="flex",
+    )
+    for layer in layers:  # rows of one document; flex has no backward pass on a processor
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    theirs = llama3.Llama3Model.Config(
+        dim=hidden,
+        vocab_size=vocabulary,
+        tok_embeddings=Embedding.Config(num_embeddings=vocabulary, embedding_dim=hidden),
+        norm=RMSNorm.Config(normalized_shape=hidden),
+        lm_head=Linear.Config(in_features=hidden, out_features=vocabulary),
+        layers=layers,
+    )
+    model = theirs.build().to(device())
+    for p in model.parameters():  # its table of rotations is of complex numbers, and stays so
+        p.data = p.data.to(torch.bfloat16)
+        nn.init.normal_(p, std=0.02) if p.dim() > 1 else nn.init.ones_(p)
+    for block in model.layers.values():
+        block.compile(fullgraph=True)
+
+    def loss() -> torch.Tensor:
+        logits = model(batch.tokens)
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch.labels.flatten())
+
+    return masters_step(model, loss, arguments)
+
+
 class HandWritten(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -223,7 +274,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if name in OWN:
         step: Callable[[], Any] = ours(arguments, fast=name != "ours-plain", packed=name == "packed")
     else:
-        step = by_hand(arguments) if name == "by-hand" else hugging_face(arguments, compiled=name == "hf-compiled")
+        makers = {"by-hand": by_hand, "torchtitan": torchtitan}
+        make = makers.get(name, functools.partial(hugging_face, compiled=name == "hf-compiled"))
+        step = make(arguments)
     with counted_graphs() as graphs:
         losses = [loss_in(step()) for _ in range(arguments.warm_up)]
     synchronize()
@@ -288,7 +341,8 @@ def main() -> None:
     rows, counts = [], {}
     llama = not (config.qkv_bias or config.qk_norm or config.tie_embeddings or config.head_dim or config.sliding_window)
     for batch, variant in product(batches, arguments.variants.split(",")):
-        if variant == "by-hand" and not llama:
+        there = variant != "torchtitan" or importlib.util.find_spec("torchtitan") is not None
+        if variant in LLAMAS and not (llama and there):
             continue
         tokens = batch * arguments.length * arguments.micro_batches
         needed = training_flops(config, 1, arguments.length / 2) * tokens

@@ -215,13 +215,9 @@ class LeafFacts:
         """Return the facts of several groups of leaves, one after the other."""
         return cls(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
 
-    def digest(self, number: int) -> str:
-        """Return the digest of a leaf's data, as hexadecimal text."""
-        return self.digests[number].tobytes().hex()
-
     def identity(self, name: str, number: int) -> LeafIdentity:
         """Return the identity of a leaf, without settings."""
-        data = self.digest(number)
+        data = self.digests[number].tobytes().hex()
         contents = f"{data} {self.contents[number].tobytes().hex()}"
         return LeafIdentity(name, int(self.lengths[number]), data, contents=contents)
 

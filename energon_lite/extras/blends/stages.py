@@ -97,11 +97,6 @@ class ShareIntegral:
     last: Ints | None
     length: int
 
-    @property
-    def constant(self) -> bool:
-        """True if the shares are constant."""
-        return self.last is None
-
     def before(self, position: int) -> Ideal:
         """Ideal counts before a position of the stretch, counted from the start of the run."""
         x = position - self.start
@@ -301,7 +296,7 @@ class StageCounts(BlockCounts):
         self._end = end
         self._leaving = leaving
         # A constant stage is halved as if it extended to the end of all positions.
-        start, stop = integral.start, MAX_LENGTH if integral.constant else integral.start + integral.length
+        start, stop = integral.start, MAX_LENGTH if integral.last is None else integral.start + integral.length
         most = np.where(integral.idle(), 0, MAX_LENGTH)
         inside = _rounded(integral.before(stop), before, most, stop - start)
         self._begin(CountRange(start // BLOCK, -(-stop // BLOCK), stop - start, before, inside))

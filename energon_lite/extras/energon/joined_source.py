@@ -23,10 +23,9 @@ from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.runs import Ahead
 from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
-from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import FieldMap
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["JOIN", "JoinedLoader", "JoinedReader", "JoinedSource"]
@@ -197,16 +196,9 @@ class JoinedReader:
         return RawSample(samples[0].key, parts, samples[0].source)
 
     @property
-    def ahead(self) -> JoinedReader | None:
-        """This reader if any of the data sets is fetched ahead, otherwise None."""
-        return None if self.source.read_ahead is None else self
-
-    @property
-    def settings(self) -> ReadAhead:
-        """The settings of the read-ahead."""
-        settings = self.source.read_ahead
-        assert settings is not None
-        return settings
+    def ahead(self) -> Ahead | None:
+        """The reader-ahead of the first data set that has any, whose settings apply; None: none is fetched ahead."""
+        return next((reader.ahead for reader in self.readers if reader.ahead is not None), None)
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
         """The ranges that these samples request from slow storage."""
@@ -230,8 +222,7 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
 
 @dataclass(frozen=True)
 class JoinedLoader:
-    """Maker of joined samples, with the interface of
-    :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`.
+    """Maker of joined samples; a :class:`~energon_lite.storage.samples.sample_loader.Loader`.
 
     Args:
         members: the loader of each data set.
@@ -246,10 +237,7 @@ class JoinedLoader:
     names: Sequence[str] | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
-    #: Attributes of a SampleLoader: a joined sample is made by the joiner alone.
-    field_map: ClassVar[FieldMap | None] = None
-    sample_loader: ClassVar[None] = None
-    decoder: ClassVar[SampleDecoder | None] = None
+    #: All parts are read; the loaders of the members choose theirs.
     parts: ClassVar[frozenset[str] | None] = None
 
     @property

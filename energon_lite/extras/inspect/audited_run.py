@@ -34,14 +34,12 @@ class Fault:
 
     Args:
         recorded: the step.
-        difference: its digest minus the planned one, modulo 2**64.
         lost: a sample that it had once less than planned; None: not found.
         added: a sample that it had once more than planned; None: not found.
         failed: ``added`` is the replacement for ``lost``, which failed or was skipped.
     """
 
     recorded: RecordedStep
-    difference: int
     lost: Address | None = None
     added: Address | None = None
     failed: bool = False
@@ -80,12 +78,10 @@ class PlannedSteps:
         """Return the samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
         number, place, position = self._at
         if number != pass_number:
-            place = self._plan.start
-            position = 0
+            place, position = self._plan.start, 0
         place, moved = self._plan.ahead(pass_number, place, first - position)
         places = []
-        wanted = stop - first if moved == first - position else 0
-        for _ in range(wanted):
+        for _ in range(stop - first if moved == first - position else 0):
             after, moved = self._plan.ahead(pass_number, place, 1)
             if not moved:
                 break
@@ -128,19 +124,19 @@ def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault
     own = _by_hash(planned.addresses(step.pass_number, step.first, step.stop))
     around = _by_hash(planned.addresses(step.pass_number, max(0, step.first - size), step.stop + size))
     if difference in around:
-        return Fault(step, difference, added=around[difference])
+        return Fault(step, added=around[difference])
     if -difference & MASK64 in own:
-        return Fault(step, difference, lost=own[-difference & MASK64])
+        return Fault(step, lost=own[-difference & MASK64])
     for hashed, address in own.items():
         if (other := (difference + hashed) & MASK64) in around:
-            return Fault(step, difference, address, around[other])
+            return Fault(step, address, around[other])
     if planned.dataset.refills:
         replacement = planned.dataset.runner().replacement
         for tried, (hashed, address) in itertools.product(range(1, _REPLACEMENTS), own.items()):
             stand_in = replacement(address, tried)
             if set_digest([stand_in]) == (difference + hashed) & MASK64:
-                return Fault(step, difference, address, stand_in, failed=True)
-    return Fault(step, difference)
+                return Fault(step, address, stand_in, failed=True)
+    return Fault(step)
 
 
 def _by_hash(batches: Iterable[Sequence[Address]]) -> dict[int, Address]:
@@ -241,14 +237,14 @@ class AuditedRun:
             UsageError: the step was not recorded.
             StateError: the step is content-decided, and there is no checkpoint of it.
         """
-        last = self.steps[-1] if self.steps else None
-        if step is None and last is None:
-            return self.state
-        at = last if step is None else next((recorded for recorded in self.steps if recorded.step == step), None)
+        known = self.state
+        if step is None and not self.steps:
+            return known
+        wanted = self.steps[-1:] if step is None else [recorded for recorded in self.steps if recorded.step == step]
+        at = next(iter(wanted), None)
         if at is None:
             raise UsageError(f"{self.name} has not recorded step {step}", fix="give a step of it")
-        dataset = self.dataset if self.state is None else self.dataset.at(self.state)
-        known = self.state
+        dataset = self.dataset if known is None else self.dataset.at(known)
         if known is not None and (known["pass_number"], known["position"]) == (at.pass_number, at.stop):
             return known
         if at.pass_number or (known is not None and known["kind"] == "lanes"):
@@ -258,8 +254,8 @@ class AuditedRun:
                 f"only the loader's state tells its position after step {step}",
                 fix="give that with --state, or leave out --until",
             )
-        state: State = dataset.state_at(at.stop)
-        return state
+        after: State = dataset.state_at(at.stop)
+        return after
 
     def _recorded(self, path: str) -> str | None:
         """File of recorded steps at a path; None: the path is a state."""

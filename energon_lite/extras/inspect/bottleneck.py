@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.hooks import own_hooks
 from energon_lite.launcher import usable_cores
@@ -62,11 +62,11 @@ class LoaderSetup:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Measurements of a stretch of a run.
+    """Measurements of a stretch of a run; also those since the start of the loader, of which two give a stretch.
 
     Args:
         batches: number of batches delivered.
-        seconds: duration.
+        seconds: duration, or time.
         waited: the part of ``seconds`` that was spent in ``next()``.
         work: work of the workers in that time.
     """
@@ -185,15 +185,6 @@ def setup_of(observed: ObservedRank) -> LoaderSetup:
     )
 
 
-class _Mark(NamedTuple):
-    """Counters at some moment."""
-
-    time: float
-    batches: int = 0
-    wait_seconds: float = 0.0
-    work: WorkSum = WorkSum()
-
-
 class Bottleneck(BatchObserver):
     """Observer of every loader that finds its bottleneck in the last half minute or so.
 
@@ -210,13 +201,13 @@ class Bottleneck(BatchObserver):
         self._batches = 0
         self._wait_seconds = 0.0
         self._now = 0.0  # time of the last delivery
-        self._older = self._newer = _Mark(-math.inf)
+        self._older = self._newer = Stretch(0, -math.inf, 0.0, WorkSum())
 
     def on_batch(self, event: BatchEvent) -> None:
         self._now = now = event.delivered
         self._batches = batches = event.batches
         self._wait_seconds = event.wait_seconds
-        if now - self._newer.time > _WINDOW and batches not in range(2, self._newer.batches + _LEAST_BATCHES):
+        if now - self._newer.seconds > _WINDOW and batches not in range(2, self._newer.batches + _LEAST_BATCHES):
             # The first batch includes the start of workers and the opening of files, so it is not representative.
             mark = self._mark()
             self._older = self._newer if batches > 1 else mark
@@ -226,13 +217,13 @@ class Bottleneck(BatchObserver):
         """Return the bottleneck as plain data, see :func:`bottleneck`; None: too little is known."""
         now = self._mark()
         older = self._older
-        if not math.isfinite(older.time):
+        if not math.isfinite(older.seconds):
             return None
         work = now.work.since(older.work)
         if work.timed <= 0:  # no job was timed since, so the times of earlier jobs are used
             work = now.work._replace(busy=work.busy, sent=work.sent, received=work.received)
-        waited = now.wait_seconds - older.wait_seconds
-        return bottleneck(Stretch(now.batches - older.batches, now.time - older.time, waited, work), self._setup)
+        waited, seconds = now.waited - older.waited, now.seconds - older.seconds
+        return bottleneck(Stretch(now.batches - older.batches, seconds, waited, work), self._setup)
 
     def on_close(self) -> None:
         """Log a line about the bottleneck if the wait was long."""
@@ -243,5 +234,5 @@ class Bottleneck(BatchObserver):
                 "batch %s: waited %.1f %% of the time; %s", f"{self._batches:,}", waited, bottleneck_text(limits)
             )
 
-    def _mark(self) -> _Mark:
-        return _Mark(self._now, self._batches, self._wait_seconds, self._work.sum())
+    def _mark(self) -> Stretch:
+        return Stretch(self._batches, self._now, self._wait_seconds, self._work.sum())

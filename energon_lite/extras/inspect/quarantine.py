@@ -73,7 +73,14 @@ class Quarantine(BatchObserver):
                 os.close(file)
         except OSError as error:
             self.lost += len(lines)
-            self._warn(error)
+            if not self._warned:
+                logger.warning(
+                    "the quarantine file %s cannot be written: %s. The run goes on; samples that fail are counted in "
+                    "stats(), and are missing in the file until it can be written again.",
+                    self.path,
+                    error.strerror or error,
+                )
+            self._warned = True
 
     def _append(self, file: int, lines: dict[int, dict[str, Any]]) -> None:
         cut = self._catch_up(file)
@@ -105,37 +112,16 @@ class Quarantine(BatchObserver):
         return whole < len(data)
 
     def _line(self, failure: Failure) -> dict[str, Any]:
-        leaf, index, epoch = failure.address or (None, None, None)
-        path = shard = None
-        key = failure.key
-        if leaf is not None and index is not None:
+        place: dict[str, Any] = {"key": failure.key, "leaf": failure.leaf, "path": None, "shard": None, "index": None}
+        if failure.address is not None:
+            leaf, index, _ = failure.address
             source = self._leaves[leaf].source
-            key = source.key(index)
-            path = source.path
             shard = source.shard_names[source.locate(index)[0]]
-        return {
-            "key": key,
-            "leaf": failure.leaf if leaf is None else self._leaves[leaf].name,
-            "path": path,
-            "shard": shard,
-            "index": index,
-            "stage": failure.stage,
-            "error": failure.reason,
-            "skipped": failure.skipped,
-            "rank": self._rank,
-            "restore_key": None if leaf is None else ["sample", leaf, index, epoch, 0],
-        }
-
-    def _warn(self, error: OSError) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        logger.warning(
-            "the quarantine file %s cannot be written: %s. The run goes on; samples that fail are counted in stats(), "
-            "and are missing in the file until it can be written again.",
-            self.path,
-            error.strerror or error,
-        )
+            place = {"key": source.key(index), "leaf": self._leaves[leaf].name, "path": source.path, "shard": shard}
+            place["index"] = index
+        why = {"stage": failure.stage, "error": failure.reason, "skipped": failure.skipped, "rank": self._rank}
+        restore_key = None if failure.address is None else ["sample", *failure.address, 0]
+        return {**place, **why, "restore_key": restore_key}
 
 
 def _identity(line: dict[str, Any]) -> int:

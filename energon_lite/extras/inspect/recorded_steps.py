@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.trace import read_runs
 from energon_lite.order.hashing import MASK64
 
 
@@ -95,14 +94,16 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
 def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, int], int]:
     """Return the digests in a file, by pass and position, number of ranks, and rank; of repeated steps, the last."""
     digests: dict[tuple[tuple[int, int], int, int], int] = {}
-    for run in read_runs([os.fspath(path)])[0]:
-        own = {
-            ((int(batch["pass"]), int(batch["position"])), run.world_size, run.rank): int(batch["digest"], 16)
-            for batch in run.batches
-            if run.world_size and isinstance(batch.get("digest"), str)
-        }
-        begin = next(iter(own), None)
-        digests = {key: digest for key, digest in digests.items() if begin is None or key[0] < begin[0]} | own
+    rank, world, is_new = 0, 0, False
+    for line in json_lines(path):
+        if line.get("format") == "energon_lite.trace":
+            rank, world, is_new = int(line["rank"]), int(line.get("world_size", 0)), True
+        elif isinstance(line.get("digest"), str) and world:
+            place = int(line["pass"]), int(line["position"])
+            if is_new:
+                digests = {key: digest for key, digest in digests.items() if key[0] < place}
+                is_new = False
+            digests[place, world, rank] = int(line["digest"], 16)
     return digests
 
 

@@ -124,7 +124,7 @@ class Run:
     """One loader's part of a trace file.
 
     Args:
-        rank, world_size: data-parallel rank, and number of ranks; 0: not known.
+        rank: data-parallel rank.
         clock: seconds to add to the times to get the time of day.
         datasets: name and path of each data set.
         batches: the lines; each has its ``samples`` with their seconds, and its ``sources``: number of the data set,
@@ -132,7 +132,6 @@ class Run:
     """
 
     rank: int
-    world_size: int
     clock: float
     datasets: list[tuple[str, str]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
@@ -223,7 +222,7 @@ def _run_of(line: dict[str, Any], path: str) -> Run:
         what = f"the trace has version {line['version']}, and this library reads up to {_VERSION}"
         raise UsageError(what, where=path, fix="upgrade the library")
     datasets = [(str(name), str(path)) for name, path in line.get("datasets", ())]
-    return Run(int(line["rank"]), int(line.get("world_size", 0)), float(line["clock"]), datasets)
+    return Run(int(line["rank"]), float(line["clock"]), datasets)
 
 
 def _batch_of(line: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from energon_lite.loading.options import Reading
 from energon_lite.loading.recipes import get_savable_loader, get_train_dataset
 from energon_lite.worker_config import WorkerConfig
 
+_COUNT = click.IntRange(min=1)
 #: Number of settings to try in the given time.
 _TRIES = 16
 #: Share of the free memory that a loader may use.
@@ -38,11 +39,11 @@ _PER_CORE = 4
 @click.command(name="tune", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path())
 @click.option("--task-encoder", default="", metavar="MODULE:CLASS", help="Your hooks.  [default: none]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 8, without --batching]")
-@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--batch-size", type=_COUNT, help="Samples in a batch.  [default: 8, without --batching]")
+@click.option("--packing-buffer-size", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--batching", help="Batches by tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
-@click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
-@click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--shuffle-buffer-size", type=_COUNT, help="As in get_train_dataset.")
+@click.option("--max-samples-per-sequence", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="Allow the files to name Python code that is run.")
 @click.option(
     "--step-seconds",
@@ -50,12 +51,8 @@ _PER_CORE = 4
     help="Seconds of your training for a batch, to find the fewest workers that keep up.",
 )
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Total time to measure.")
-@click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that share this machine."
-)
-@click.option(
-    "--most-workers", type=click.IntRange(min=1), help="Most workers of a rank.  [default: 4 for each of its cores]"
-)
+@click.option("--ranks", type=_COUNT, default=1, show_default=True, help="Ranks that share this machine.")
+@click.option("--most-workers", type=_COUNT, help="Most workers of a rank.  [default: 4 for each of its cores]")
 @click.option("--memory-limit", help="Memory of a rank with its workers, such as 6G.  [default: 80 % of what is free]")
 @click.option("--threads/--no-threads", default=True, help="Try threads, too.")
 @click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON.")

@@ -138,14 +138,13 @@ class AVDecoder:
             reader = VideoReader(container, self.stream)
             for start, stop in video_clip_ranges:
                 if ticks is None:
-                    clip = reader.read(
-                        reader.ticks(start), None if stop == math.inf else reader.ticks(stop), video_out_frame_size
-                    )
-                elif int(start) >= len(ticks):
-                    continue
-                else:
+                    first, last = reader.ticks(start), None if stop == math.inf else reader.ticks(stop)
+                elif int(start) < len(ticks):
                     last = None if stop == math.inf else int(ticks[min(int(stop), len(ticks) - 1)])
-                    clip = reader.read(int(ticks[int(start)]), last, video_out_frame_size)
+                    first = int(ticks[int(start)])
+                else:
+                    continue
+                clip = reader.read(first, last, video_out_frame_size)
                 if clip is not None:
                     clips.append(torch.from_numpy(clip[0]).permute(0, 3, 1, 2))
                     times.append(clip[1])

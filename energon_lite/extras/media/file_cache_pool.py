@@ -9,6 +9,7 @@ import tempfile
 import threading
 import weakref
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -78,7 +79,7 @@ class FileStoreCachePool(CachePool):
             if not value > 0:
                 raise UsageError(f"{name} is {value}", fix="give a number above 0")
         check_choice("method", method, ["raw", "pickle"])
-        self._arguments = {"parent_cache_dir": parent_cache_dir, **limits, "method": method}
+        self._arguments: dict[str, Any] = {"parent_cache_dir": parent_cache_dir, **limits, "method": method}
         self.num_workers = num_workers
         self.max_cache_count = max_cache_count
         self.method = method
@@ -116,7 +117,7 @@ class FileStoreCachePool(CachePool):
         self._begin()
 
     def __reduce__(self) -> Any:
-        return _made_again, (self._arguments, self.max_cache_size)
+        return partial(FileStoreCachePool, **self._arguments), (), {"max_cache_size": self.max_cache_size}
 
     @property
     def cache_dir(self) -> Path:
@@ -355,9 +356,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _made_again(arguments: dict[str, Any], max_cache_size: int) -> FileStoreCachePool:
-    pool = FileStoreCachePool(**arguments)
-    pool.max_cache_size = max_cache_size
-    return pool

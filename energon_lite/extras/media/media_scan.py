@@ -13,13 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -124,25 +124,22 @@ class MediaFilterConfig:
         """
         if isinstance(source, (bytes, bytearray)):
             source = io.BytesIO(source)
-        if hasattr(source, "read") and hasattr(source, "seek"):
-            if filename is None:
-                raise UsageError("bytes and open files have no name", fix="give filename=")
-            return self._of_stream(source, filename)
-        with source.open("rb") as stream:
-            return self._of_stream(stream, str(source.name))
-
-    def _of_stream(self, stream: BinaryIO, name: str) -> MediaMetadataBase | None:
-        if not self.should_consider_media(name):
-            return None
-        kind = media_kind(name.rpartition(".")[2])
-        if self.strategy is not MediaFilterStrategy.EXTENSION:
-            stream.seek(0)
-            kind = media_kind(guess_extension(stream.read(HEAD_BYTES))) or kind
-        if kind is None:
-            return None
-        if kind == "av":
-            return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
-        return ImageMetadata(**read_image_header(stream)._asdict())
+        is_open = hasattr(source, "read") and hasattr(source, "seek")
+        name = filename if is_open else str(source.name)
+        if name is None:
+            raise UsageError("bytes and open files have no name", fix="give filename=")
+        with nullcontext(source) if is_open else source.open("rb") as stream:
+            if not self.should_consider_media(name):
+                return None
+            kind = media_kind(name.rpartition(".")[2])
+            if self.strategy is not MediaFilterStrategy.EXTENSION:
+                stream.seek(0)
+                kind = media_kind(guess_extension(stream.read(HEAD_BYTES))) or kind
+            if kind is None:
+                return None
+            if kind == "av":
+                return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+            return ImageMetadata(**read_image_header(stream)._asdict())
 
 
 #: A row of the table: the entry's key, the kind of metadata, and the metadata as JSON.

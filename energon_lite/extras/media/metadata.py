@@ -110,8 +110,7 @@ class ImageMetadata(MediaMetadataBase):
 
 
 _KINDS: dict[MediaMetadataType, type[MediaMetadataBase]] = {
-    MediaMetadataType.AV: AVMetadata,
-    MediaMetadataType.IMAGE: ImageMetadata,
+    kind.metadata_type: kind for kind in (AVMetadata, ImageMetadata)
 }
 
 

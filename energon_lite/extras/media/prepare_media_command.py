@@ -23,28 +23,18 @@ T = TypeVar("T", bound=Callable[..., object])
 
 #: Largest number of broken media that are listed.
 _NAMED = 10
-_OPTIONS = (
-    click.option(
-        "--media-metadata-by-glob",
-        metavar="PATTERNS",
-        help="Store the metadata of media whose names match a pattern: '*.jpg,*.mp4'.",
-    ),
-    click.option(
-        "--media-metadata-by-header",
-        is_flag=True,
-        help="Store the metadata of media, recognized by their first bytes.",
-    ),
-    click.option(
-        "--media-metadata-by-extension",
-        is_flag=True,
-        help="Store the metadata of media, recognized by their extensions.",
-    ),
-)
+#: Settings of the options by which media are selected.
+_WAYS: dict[str, dict[str, Any]] = {
+    "glob": {"metavar": "PATTERNS", "help": "Store the metadata of media whose names match a pattern: '*.jpg,*.mp4'."},
+    "header": {"is_flag": True, "help": "Store the metadata of media, recognized by their first bytes."},
+    "extension": {"is_flag": True, "help": "Store the metadata of media, recognized by their extensions."},
+}
 
 
 def media_options(command: T) -> T:
     """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``."""
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
+    options = [click.option(f"--media-metadata-by-{way}", **settings) for way, settings in _WAYS.items()]
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 @click.command(name="prepare-media", context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,7 +70,7 @@ def _media_filter(options: Mapping[str, Any]) -> MediaFilterConfig | None:
     Raises:
         UsageError: several were given.
     """
-    given = tuple(options[f"media_metadata_by_{way}"] for way in ("glob", "header", "extension"))
+    given = [options[f"media_metadata_by_{way}"] for way in _WAYS]
     if not any(given):
         return None
     from energon_lite.extras.media.media_scan import MediaFilterConfig

@@ -62,7 +62,7 @@ class SystemFileStore(FileStore[bytes]):
         return super().get_media_metadata(key) if self._media is None else self._media.get(key)
 
     def __str__(self) -> str:
-        return f"SystemFileStore({self.base_dir})"
+        return f"{type(self).__name__}({self.base_dir})"
 
     def _source(self, key: str) -> SourceInfo:
         folder = self.base_dir or ""
@@ -143,9 +143,6 @@ class ByteRangeStore(SystemFileStore):
                 f"{key!r} is not a part of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
             )
         return name, int(offset), int(size)
-
-    def __str__(self) -> str:
-        return f"ByteRangeStore({self.base_dir})"
 
 
 #: Store types of the references that are not data sets.

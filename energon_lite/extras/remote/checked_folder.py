@@ -120,9 +120,10 @@ class CheckedFolder:
             return False
         for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
             _make_own(folder)
-        with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
-            file.write(_header(path, data))
-            file.write(data)
+        with suppress(FileNotFoundError):  # another process has removed it already, to make room
+            with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
+                file.write(_header(path, data))
+                file.write(data)
         return True
 
     def _reserve(self, size: int) -> bool:

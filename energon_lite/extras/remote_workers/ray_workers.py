@@ -126,7 +126,7 @@ class RayChannel(WakingChannel):
     def __init__(self, actor: Any):
         super().__init__()
         self.actor = actor
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
         message = np.frombuffer(b"".join(pack((jobs, noted))), dtype=np.uint8)
@@ -138,14 +138,14 @@ class RayChannel(WakingChannel):
             for array in future.result():
                 self._answers.append((_object_in(array), array.nbytes))
         except BaseException as error:
-            self._error = error
+            self.error = error
         if not self.is_closed:
             self.wake()
 
     def receive(self) -> tuple[Any, int] | None:
         received = super().receive()
-        if received is None and self._error is not None:
-            raise EOFError(str(self._error)) from self._error
+        if received is None and self.error is not None:
+            raise EOFError from self.error
         return received
 
 
@@ -153,6 +153,10 @@ class RayHandle(RemoteHandle):
     """Handle of an actor."""
 
     channel: RayChannel
+
+    def end_text(self) -> str:
+        reason = str(self.channel.error or "").strip()
+        return f"is gone ({reason})" if reason else "is gone"
 
     def close(self) -> None:
         import ray

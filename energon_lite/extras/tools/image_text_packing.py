@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,11 +176,11 @@ class ImageTextTaskEncoder(TaskEncoder):
         for number, size in enumerate(begins.diff().tolist()):
             mine = owner == number  # padding at the end has no images
             places.append(mrope_positions(size, starts[mine].tolist(), grids[mine].tolist()))
-        fields = {name: getattr(row, name) for name in _FIELDS}
+        fields = {field.name: getattr(row, field.name) for field in dataclasses.fields(PackedBatch)}
+        fields["media"] = {name: items for name, items in media.items() if name == "image"}
+        fields["media_samples"] = {name: items for name, items in owners.items() if name == "image"}
         return ImageTextRow(
             **fields,
-            media={name: items for name, items in media.items() if name == "image"},
-            media_samples={name: items for name, items in owners.items() if name == "image"},
             mrope_position_ids=torch.cat([none.view(0).expand(3, 0), *places], dim=1)[:, None],
             image_grids=grids,
             image_starts=starts + begins[owner],
@@ -208,10 +209,3 @@ class ImageTextTaskEncoder(TaskEncoder):
         if tuple(image.shape[-2:]) == size:
             return image
         return F.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)
-
-
-#: Fields of a packed batch that a row takes over unchanged.
-_FIELDS = (
-    *("__key__", "__restore_key__", "__subflavors__", "__sources__", "tokens", "labels", "loss_mask", "position_ids"),
-    *("num_tokens", "num_loss_tokens", "sample_ids", "cu_seqlens", "max_seqlen", "segment_ids"),
-)

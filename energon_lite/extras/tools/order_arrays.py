@@ -10,8 +10,6 @@ work.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import pickle
 import shutil
@@ -44,8 +42,8 @@ _BLOCKS_AT_ONCE = 64
 _WORTH_A_PROCESS = 1 << 20
 
 Ints = NDArray[np.int64]
-#: Input of the arrays as plain data: the counts of each data set, or pickled weights that change and the length, or the
-#: length of a permutation; and the key.
+#: Input of the arrays: the counts of each data set, or weights that change and the length, or the length of a
+#: permutation; and the key.
 Recipe = dict[str, Any]
 
 
@@ -174,9 +172,9 @@ def _recipe(weights: Sequence[float] | ChangingWeights, n: int) -> Recipe:
     if not 1 <= n <= MAX_LENGTH:
         raise UsageError(f"a blend index of {n} samples", fix="give a length from 1 to 2**62")
     if isinstance(weights, Sequence):
-        return {"counts": integer_shares(weights, n).tolist()}
+        return {"counts": integer_shares(weights, n)}
     weights.blend(leaves, 0)  # raises the errors
-    return {"changing": base64.b64encode(pickle.dumps(weights)).decode(), "length": n}
+    return {"changing": weights, "length": n}
 
 
 def _blocks(n: int) -> int:
@@ -186,11 +184,9 @@ def _blocks(n: int) -> int:
 def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[NDArray[Any]]]]:
     """Yield the columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
-    blend = None
-    if "changing" in recipe:
-        weights: ChangingWeights = pickle.loads(base64.b64decode(recipe["changing"]))
-        blend = weights.blend(weights.leaves, key, recipe["length"])
-    layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
+    weights: ChangingWeights | None = recipe.get("changing")
+    blend = None if weights is None else weights.blend(weights.leaves, key, recipe["length"])
+    layout = "counts" in recipe and Layout(BlockCounts(np.asarray(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
         last = min(chunk + _BLOCKS_AT_ONCE, stop)
         start = chunk * BLOCK
@@ -250,14 +246,14 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
 
 # -- child processes ------------------------------------------------------------------------------------------------
 
-# Plain child processes that get their job as JSON. They do not fork or import the caller as multiprocessing would, nor
-# import torch: they start in a tenth of a second.
+# Plain child processes that get their job by a pipe. They do not fork or import the caller as multiprocessing would,
+# nor import torch: they start in a tenth of a second.
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.extras.tools.order_arrays import serve; serve()"
 
 
 def serve() -> None:
     """Run a job in a child process."""
-    _fill(**json.load(sys.stdin))
+    _fill(**pickle.load(sys.stdin.buffer))
 
 
 def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: int, workers: int) -> None:
@@ -266,24 +262,22 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
     with _opened(paths) as files, ExitStack() as ends:
         # The parent's number is passed and not queried, because the parent may be gone by then.
         job = {"files": files, "recipe": recipe, "parent": os.getpid()}
-        children: list[subprocess.Popen[str]] = []
+        children: list[subprocess.Popen[bytes]] = []
         for start, end in pairwise(bounds):
             child = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *sys.path],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=[file for file, _ in files],
-                text=True,
-                errors="replace",
             )
             children.append(ends.enter_context(child))  # closes its pipes and waits for it
             ends.callback(child.kill)
             assert child.stdin is not None
             with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; stderr has the reason
-                json.dump(job | {"first": start, "stop": end}, pipe)
+                pickle.dump(job | {"first": start, "stop": end}, pipe)
         for child in children:
             assert child.stderr is not None
-            words = child.stderr.read()
+            words = child.stderr.read().decode(errors="replace")
             if child.wait():
                 raise WorkerError(
                     f"a process that writes arrays ended with {child.returncode}\n{words}",

@@ -170,16 +170,17 @@ _READ = """
 """
 #: Keys of a former configuration that are replaced by other keys, or follow from them.
 _REPLACED = {"rope_parameters", "dtype", *(key for kind in ARCHITECTURES for key in kind.window_keys)}
-_FACTOR, _LENGTH = {"factor": "factor"}, {"original_max_position_embeddings": "original_length"}
-#: For each rule of rotary scaling: keys that it requires, and keys that may be missing, with our names.
-_SCALING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "linear": (_FACTOR, {}),
-    "llama3": (_FACTOR | {"low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"} | _LENGTH, {}),
-    "yarn": (
-        _FACTOR | _LENGTH,
-        {"beta_slow": "low_frequency", "beta_fast": "high_frequency", "attention_factor": "attention_factor"},
-    ),
+#: Keys of a rotary scaling by its rule, with our names.
+_LENGTH = {"original_max_position_embeddings": "original_length"}
+_SCALING: dict[str, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"} | _LENGTH,
+    "yarn": {"factor": "factor", "beta_slow": "low_frequency", "beta_fast": "high_frequency"}
+    | _LENGTH
+    | {"attention_factor": "attention_factor"},
 }
+#: Those of them that may be missing, for our defaults.
+_DEFAULTED = {"beta_slow", "beta_fast", "attention_factor"}
 
 
 def model_config(
@@ -264,10 +265,13 @@ def huggingface_config(
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_width,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None if scaling is None else _their_scaling(scaling),
+        "rope_scaling": None,
         "torch_dtype": str(stored).removeprefix("torch."),
     }
     values |= {"architectures": [kind.name], "model_type": kind.model_type} | kind.window_settings(config)
+    if scaling is not None:
+        values["rope_scaling"] = {key: getattr(scaling, ours) for key, ours in _SCALING[scaling.kind].items()}
+        values["rope_scaling"]["rope_type"] = scaling.kind
     follows = 2048 if scaling is None else int(scaling.factor * scaling.original_length)
     values["max_position_embeddings"] = max_length or values.get("max_position_embeddings") or follows
     read = partial(model_config, where=where, dtype="float32", whole=whole)
@@ -325,22 +329,15 @@ def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
     if kind not in _SCALING:
         fix = f"only {', '.join(_SCALING)} and none can be converted"
         raise ConfigError(f"the rotary scaling is {kind!r}", file=where, at=at, fix=fix)
-    required, optional = _SCALING[kind]
+    names = _SCALING[kind]
     if kind == "yarn":  # keys that may state what is so anyway
         parameters = {"original_max_position_embeddings": values.get("max_position_embeddings")} | parameters
         parameters = {key: value for key, value in parameters.items() if (key, value) != ("truncate", True)}
     parameters = {key: value for key, value in parameters.items() if value is not None}
-    names = required | optional
-    if wrong := sorted({*required} - parameters.keys() | parameters.keys() - {*names}):
+    if wrong := sorted((names.keys() ^ parameters.keys()) - _DEFAULTED.difference(parameters)):
         what = f"missing or unknown: {', '.join(wrong)}"
         raise ConfigError(what, file=where, at=at, fix=f"use {', '.join(names)}")
     numbers: dict[str, Any] = {names[theirs]: float(number) for theirs, number in parameters.items()}
     if "original_length" in numbers:
         numbers["original_length"] = int(numbers["original_length"])
     return float(theta), RopeScaling(**numbers, kind=kind)
-
-
-def _their_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """Return Hugging Face's keys of a rotary scaling."""
-    required, optional = _SCALING[scaling.kind]
-    return {key: getattr(scaling, ours) for key, ours in (required | optional).items()} | {"rope_type": scaling.kind}

@@ -273,11 +273,6 @@ class ModelConfig:
         return 1 if pooled else (height // self.patch_size) * (width // self.patch_size)
 
     @property
-    def image_grid(self) -> int:
-        """Number of patches along a side of an image of ``image_size``."""
-        return self.image_size // self.patch_size
-
-    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table. They do not depend on the layout, so checkpoints fit every layout."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -106,7 +106,12 @@ def find_attention(name: str) -> AttentionKind:
 
 
 def adopt_norm(
-    module: nn.Module, config: ModelConfig, mesh: ParallelMesh, *, sum_over: tuple[str, ...] | None = None
+    module: nn.Module,
+    config: ModelConfig,
+    mesh: ParallelMesh,
+    *,
+    sum_over: tuple[str, ...] | None = None,
+    std: float | None = None,
 ) -> nn.Module:
     """Adapt another library's norm to a model: its type, its device, and layouts for its parameters.
 
@@ -114,22 +119,24 @@ def adopt_norm(
         module: a norm; each of its parameters has one initial value throughout.
         config, mesh: those of the model.
         sum_over: see :class:`ParameterLayout`; None for a norm of a rank's part of the sequence.
+        std: standard deviation of the initial values of matrices, if there are any.
 
     Raises:
         UsageError: a parameter has several initial values, which have no meaning in another layout of ranks; make it
             with :func:`new_parameter`.
     """
-    means = {}
+    axes, layouts = mesh.sequence_axes if sum_over is None else sum_over, {}
     for name, parameter in module.named_parameters():
-        start = parameter.detach().flatten()
-        if not bool((start == start[0]).all()):
+        start, shape = parameter.detach().flatten(), tuple(parameter.shape)
+        if std is not None and len(shape) > 1:
+            layouts[name] = ParameterLayout(shape, std=std, sum_over=axes)
+        elif bool((start == start[0]).all()):
+            layouts[name] = ParameterLayout(shape, mean=float(start[0]), sum_over=axes)
+        else:
             raise UsageError(f"parameter {name!r} has no single initial value", fix="make it with new_parameter")
-        means[name] = float(start[0])
-    module.to(device=mesh.device, dtype=config.torch_dtype)
+    module.to(device=mesh.device, dtype=config.torch_dtype)  # some of its parameters may be new ones
     for name, parameter in module.named_parameters():
-        axes = mesh.sequence_axes if sum_over is None else sum_over
-        layout = ParameterLayout(tuple(parameter.shape), mean=means[name], sum_over=axes)
-        parameter.parallel_layout = layout  # type: ignore[attr-defined]
+        parameter.parallel_layout = layouts[name]  # type: ignore[attr-defined]
     return module
 
 

@@ -7,6 +7,7 @@ work for all ranks (the zigzag of Zhu's ring-flash-attention; Megatron-Core and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,6 @@ def sequence_part(
     length = whole_length(local, mesh)
     before = 0 if cache is None else cache.length
     runs = runs_of_rank(length, mesh) if cache is None else [(before, length)]
-    positions = torch.cat([torch.arange(start, start + number, device=mesh.device) for start, number in runs])
     kind, window = choose_attention(config, mesh.device), config.sliding_window
     if window is not None and max(map(sum, runs)) <= window:
         window = None
@@ -78,7 +78,7 @@ def sequence_part(
             near = window_mask(window, *run, mesh.device)
             mask = near if mask is None else mask & near
         parts.append(Run(*run, mask, window))
-    return SequencePart(rotation_table(positions, config), tuple(parts), kind.function, mesh, cache)
+    return SequencePart(rotations(tuple(runs), config, mesh.device), tuple(parts), kind.function, mesh, cache)
 
 
 def lengths_of_rows(lengths: Sequence[int], rows: int) -> list[list[int]]:
@@ -131,6 +131,13 @@ def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
         return x
     chunks = gather_sequence(x, mesh.group("cp")).chunk(2 * mesh.cp, dim=-2)
     return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=-2)
+
+
+@functools.lru_cache(maxsize=4)
+def rotations(runs: tuple[tuple[int, int], ...], config: ModelConfig, device: torch.device) -> Rotation:
+    """Return the :func:`rotation_table` of runs of positions, which rows of one length share."""
+    positions = [torch.arange(start, start + length, device=device) for start, length in runs]
+    return rotation_table(torch.cat(positions), config)
 
 
 def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:

@@ -22,6 +22,7 @@ from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.recompute import computed_again, residual
+from energon_lite.trainer.models.registry import adopt_norm
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter
@@ -42,14 +43,6 @@ def encoder_mesh(vision: VisionConfig, mesh: ParallelMesh) -> ParallelMesh:
     return dataclasses.replace(mesh, tp=1, process_groups=groups)
 
 
-def _adopt(module: nn.Module, mesh: ParallelMesh, dtype: torch.dtype, *, std: float = 0.0, mean: float = 0.0) -> None:
-    """Adapt a torch module to a model: matrices begin at random, norms at ``mean``, biases at 0."""
-    module.to(device=mesh.device, dtype=dtype)
-    for name, p in module.named_parameters():
-        spread, value = std if p.dim() > 1 else 0.0, mean if name == "weight" and p.dim() == 1 else 0.0
-        p.parallel_layout = ParameterLayout(tuple(p.shape), std=spread, mean=value)  # type: ignore[attr-defined]
-
-
 def _whole(module: nn.Module) -> None:
     """Mark parameters that were made for one rank as whole on every rank."""
     for p in module.parameters():
@@ -59,7 +52,7 @@ def _whole(module: nn.Module) -> None:
 def layer_norm(config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh) -> nn.LayerNorm:
     """Make LayerNorm with weight and bias (Ba et al., arXiv:1607.06450), whole on every rank."""
     norm = nn.LayerNorm(vision.hidden_size, vision.norm_eps)
-    _adopt(norm, mesh, config.torch_dtype, mean=1.0)
+    adopt_norm(norm, config, mesh, sum_over=())
     return norm
 
 
@@ -90,7 +83,7 @@ class PositionTable(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.grid = config.image_grid
+        self.grid = config.image_size // config.patch_size
         self.before = int(vision.kind == "clip")
         layout = ParameterLayout((self.before + self.grid**2, vision.hidden_size), std=config.init_std)
         self.weight = new_parameter(layout, mesh, config.torch_dtype)
@@ -217,7 +210,7 @@ class AttentionPooling(nn.Module):
         self.probe = new_parameter(ParameterLayout((1, 1, width), std=std), mesh, dtype)
         self.attention = nn.MultiheadAttention(width, vision.num_heads, batch_first=True)
         self.attention.reads_children = True  # type: ignore[assignment]
-        _adopt(self.attention, mesh, dtype, std=std)
+        adopt_norm(self.attention, config, mesh, sum_over=(), std=std)
         self.layernorm = layer_norm(config, vision, mesh)
         self.mlp = VisionFeedForward(config, vision, mesh, output_std=std)
 

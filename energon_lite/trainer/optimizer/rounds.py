@@ -98,7 +98,7 @@ class AgreedCount:
     """
 
     def __init__(self, mesh: ParallelMesh):
-        self._group = mesh.data_group
+        self._group = mesh.group("numbers")
         if self._group is not None and mesh.device.type == "cuda":
             ranks = mesh.groups("dp", "cp")
             self._group = dist.new_subgroups_by_enumeration(ranks, timeout=mesh.timeout, backend="gloo")[0]

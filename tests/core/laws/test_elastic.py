@@ -75,7 +75,7 @@ def check_chain(cluster: Any, leaf_of: Any, pipeline: Pipeline, parts: list[tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(14))
 @given(data=st.data(), parts=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any, leaf_of: Any, kind: str, data: st.DataObject, parts: Any
@@ -96,7 +96,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, kind: str, part: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(16))
+@settings(max_examples=examples(10))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int

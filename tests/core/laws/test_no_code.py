@@ -256,18 +256,14 @@ def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
     ("edit", "words"),
     [
         (lambda state: state | {"version": 99}, "format version 99.*reads version 1"),
-        (lambda state: state | {"version": None}, "format version None"),
         (lambda state: state | {"order_version": 3}, "order version 3.*other samples"),
         (lambda state: state | {"position": -1}, "damaged: position is -1"),
         (lambda state: state | {"position": 2**62}, "damaged: position is 4611686018427387904"),
-        (lambda state: state | {"position": 2**80}, "damaged: position is"),
         (lambda state: state | {"position": "7"}, "damaged: position is '7'"),
         (lambda state: state | {"pass_number": None}, "damaged: pass_number"),
         (lambda state: {k: v for k, v in state.items() if k != "identity"}, "does not say what it belongs to"),
-        (lambda state: state | {"identity": {"fingerprint": 5}}, "does not say what it belongs to"),
         (lambda state: {"model": 1}, "not a loader state"),
         (lambda state: [state, state], "not a loader state"),
-        (lambda state: "state", "not a loader state"),
     ],
 )
 def test_damaged_and_future_states_are_refused(leaf_of: Any, edit: Callable[[Any], Any], words: str) -> None:
@@ -278,31 +274,6 @@ def test_damaged_and_future_states_are_refused(leaf_of: Any, edit: Callable[[Any
         loader.restore_state_rank(edit(copy.deepcopy(before)))
     assert caught.value.fix
     assert loader.save_state_rank() == before  # a refusal changes nothing
-
-
-@pytest.fixture(scope="module")
-def one_loader(leaf_of: Any) -> SavableDataLoader:
-    return _loader(leaf_of(20, "a"))
-
-
-@given(data=st.data())
-def test_any_change_to_a_state_is_noticed_or_harmless(one_loader: SavableDataLoader, data: st.DataObject) -> None:
-    """Fuzzing: whatever is put into a state, it is a StateError or a valid place; never another exception."""
-    loader = one_loader
-    loader.restore_state_rank(None)
-    state = copy.deepcopy(loader.save_state_rank())
-    assert state is not None and state["position"] == 0
-    junk = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=2), st.floats())
-    target = data.draw(st.sampled_from(["top", "identity", "settings"]))
-    place = {"top": state, "identity": state["identity"], "settings": state["identity"]["settings"]}[target]
-    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(junk)
-    try:
-        loader.restore_state_rank(state)
-    except StateError:
-        return
-    position = loader.save_state_rank()
-    assert position is not None and position["position"] >= 0
-    json.dumps(position)
 
 
 def test_states_of_many_ranks(leaf_of: Any) -> None:

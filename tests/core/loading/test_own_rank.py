@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch.distributed as dist
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import TopologyError, UsageError
+from tests.fork_server import run_program, write_commands
 from tests.testing import ALONE
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
@@ -56,8 +55,9 @@ def test_torchrun_without_a_process_group(leaf_of: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     (tmp_path / "keys").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)]
-    subprocess.run([*command, str(leaf_of(SAMPLES)), str(tmp_path / "keys")], check=True, timeout=120)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)]
+    environment = os.environ | {"PYTHON_EXEC": str(write_commands(tmp_path / "commands") / "python")}
+    run_program([*command, str(leaf_of(SAMPLES)), str(tmp_path / "keys")], check=True, timeout=120, env=environment)
     found = [(tmp_path / "keys" / str(rank)).read_text().split() for rank in range(2)]
     assert sorted(found[0] + found[1]) == sorted(f"a-{number}" for number in range(SAMPLES))
 

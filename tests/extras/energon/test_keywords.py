@@ -149,12 +149,6 @@ def test_a_misspelt_keyword_has_a_neighbour(path: Path, wrong: str, near: str, f
     assert error.value.fix == f"did you mean {near!r}?"
 
 
-def test_lengths_without_batching(path: Path) -> None:
-    with pytest.raises(UsageError, match="length_field='text' has no effect without batching"):
-        _call(path, batch_size=2, length_field="text")
-    _call(path, batch_size=2, length_column="length", length_field=None, micro_batches_per_step=None)
-
-
 def test_signatures() -> None:
     train, val = inspect.signature(get_train_dataset), inspect.signature(get_val_dataset)
     assert len(train.parameters) <= 16 and inspect.signature(get_val_datasets).parameters == val.parameters

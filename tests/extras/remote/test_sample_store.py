@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -27,9 +28,10 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore
+from energon_lite.extras.remote.checked_folder import CheckedFolder
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
-from tests.testing import ALONE, alone, damaged, examples, take
+from tests.testing import ALONE, alone, damaged, examples, nightly_but, take
 
 LARGE = 1 << 30
 
@@ -224,6 +226,46 @@ def test_kills_leave_nothing_wrong(run: Callable[..., Any], tmp_path: Path, same
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)
+
+
+@pytest.mark.parametrize("kills", nightly_but({0}, [40, 1000, 10_000]))
+def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -> None:
+    """Two writers at a time, in a folder with room for two thirds; each file is whole, or missing."""
+    values = [bytes([number]) * (1000 + 200 * number) for number in range(12)]
+    limit = 2 * sum(map(len, values)) // 3
+    random = Random(kills)
+
+    def start() -> int:
+        order = random.sample(range(12), 12)
+        if child := os.fork():
+            return child
+        try:
+            folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
+            while True:
+                for number in order:
+                    folder.write(folder.place(b"%d" % number), values[number])
+        except BaseException as error:
+            (tmp_path / "error").write_text(repr(error))
+        finally:
+            os._exit(1)
+
+    folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
+    writers, found = [start(), start()], Counter[bool]()
+    for kill in range(kills):
+        time.sleep(0.004 * random.random())
+        victim = writers.pop(0)
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+        writers.append(start())
+        read = folder.find(folder.place(b"%d" % (kill % 12)))
+        found[read is None] += 1
+        assert read is None or read == values[kill % 12]
+    for victim in writers:
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+    assert [path.read_text() for path in tmp_path.glob("error")] == []
+    assert not folder.damaged and min(found[True], found[False]) > kills // 20
+    assert sum(path.stat().st_size for path in files_in(tmp_path / "store")) <= limit + 2 * len(values[-1])
 
 
 class Nothing(TaskEncoder):

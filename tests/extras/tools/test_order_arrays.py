@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -125,7 +125,7 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     job = {"files": files, "recipe": {"counts": [N, N], "key": 0}, "first": 0, "stop": 1}
     child = subprocess.run(
         [sys.executable, "-c", "from energon_lite.extras.tools.order_arrays import serve; serve()"],
-        input=json.dumps({"parent": gone.pid, **job}).encode(),
+        input=pickle.dumps({"parent": gone.pid, **job}),
         cwd=Path(arrays.__file__).parents[2],
         pass_fds=[file for file, _ in files],
         capture_output=True,

@@ -13,7 +13,7 @@ FIGURES = DOCS / "figures"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resume", "packing"])
+@pytest.mark.parametrize("name", ["machines", "packing", "resume"])
 def test_moving_pictures_are_fresh(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FIGURES)
     drawn = importlib.import_module(name).draw()

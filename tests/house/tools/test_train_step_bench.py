@@ -29,9 +29,12 @@ def test_a_step_launches_few_things_and_reads_nothing_back(variant: str) -> None
     assert found["last"] < found["first"]
 
 
-@pytest.mark.parametrize("how", [["--variants", "by-hand"], ["--variants=by-hand"]], ids=["space", "equals"])
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    "how", [["--variants", "by-hand,torchtitan"], ["--variants=by-hand,torchtitan"]], ids=["space", "equals"]
+)
 def test_variants_are_named_in_either_way(
-    how: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: list[str], installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each measurement is a process of its own; none of them is started here."""
     runs: list[str] = []
@@ -51,5 +54,9 @@ def test_variants_are_named_in_either_way(
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "fresh_process", fresh_process)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", *how])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     bench.main()
-    assert runs == ["matrix", "by-hand", "by-hand", "optimizer"] and "\nby-hand" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    both = ["by-hand", *["torchtitan"] * installed]
+    assert runs == ["matrix", *both, *both, "optimizer"]
+    assert "\nby-hand" in shown and ("\ntorchtitan" in shown) == installed

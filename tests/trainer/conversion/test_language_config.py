@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -321,24 +322,37 @@ def in_double() -> Iterator[None]:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(configs, scalings)
-def test_scaled_rotations_are_theirs(config: ModelConfig, scaling: RopeScaling) -> None:
-    """Frequencies, the size of queries and keys, and the logits, in float64."""
+def test_logits_of_scaled_rotations_are_theirs(config: ModelConfig, scaling: RopeScaling) -> None:
+    """The logits, in float64."""
     config = dataclasses.replace(config, rope_scaling=scaling, dtype="float64", vocab_size=50, init_std=0.2)
     told = AutoConfig.for_model(**huggingface_config(config, torch.float64))
-    exponents = torch.arange(0, config.head_width, 2, dtype=torch.float64) / config.head_width
     ours = LlamaModel(config, ParallelMesh(), seed=3)
     tokens = torch.arange(40)[None]
     with torch.no_grad(), in_double():
-        frequencies, size = ROPE_INIT_FUNCTIONS[scaling.kind](told, "cpu")
         theirs = AutoModelForCausalLM.from_config(told, attn_implementation="eager").double()
         for name, p in ours.named_parameters():
             parameter = theirs.get_parameter(huggingface_name(name))
             parameter.copy_(p[: len(parameter)])
         wanted = theirs(tokens).logits
-    mine = scaled_frequencies(config.rope_theta**-exponents, scaling, config.rope_theta)
-    torch.testing.assert_close(mine, frequencies, rtol=1e-12, atol=0)
-    assert scaling.attention_factor == pytest.approx(size, rel=1e-12)
     torch.testing.assert_close(ours.all_logits(tokens), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_frequencies_are_theirs(kind: str) -> None:
+    """Of 60 models each: widths of heads, bases, former lengths, and bounds of the waves that are kept."""
+    draw = random.Random(0)
+    for _ in range(60):
+        width, theta = draw.choice([8, 12, 64, 96, 128]), draw.choice([1e3, 1e4, 5e5, 1e6])
+        scaling = RopeScaling(
+            draw.uniform(1, 64), draw.uniform(0.5, 4), draw.uniform(5, 40), draw.randint(8, 40_000), kind
+        )
+        config = ModelConfig(head_dim=width, rope_theta=theta, rope_scaling=scaling)
+        with in_double():
+            told = AutoConfig.for_model(**huggingface_config(config, torch.float32))
+            wanted, size = ROPE_INIT_FUNCTIONS[kind](told, "cpu")
+        plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+        torch.testing.assert_close(scaled_frequencies(plain, scaling, theta), wanted, rtol=1e-12, atol=0)
+        assert scaling.attention_factor == pytest.approx(size, rel=1e-12)
 
 
 def test_yarn_as_qwen_writes_it() -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
@@ -122,36 +120,6 @@ def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: s
         inside = [buckets * number + full for number in range(4)] if times == 4 else [0, 0, 0, full]
         assert counts == [*inside, buckets * times]
         assert after == ["all_gather"] * buckets
-
-
-def test_nothing_stands_behind_a_gather_in_its_group(run_ranks: RunRanks) -> None:
-    """A communicator of NCCL serves one collective after the other: a sum of counts there would wait for all values."""
-    steps = make_llama_steps(("text",) * 4)[:3]
-
-    def job(rank: int) -> list[str]:
-        mesh = build_mesh()
-        model = LlamaModel(BASE, mesh, seed=5)
-        optimizer = OverlappedDistributedOptimizer(model, mesh, LAST)
-        train_step(model, optimizer, steps[0][rank::2], mesh, lr=0.01)
-        of_group: list[str] = []
-
-        def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def launch(*args: Any, **how: Any) -> Any:
-                of_group.extend([name] * (how.get("group") is mesh.data_group))
-                return call(*args, **how)
-
-            return launch
-
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, names in ((dist, ["all_reduce", "broadcast"]), (collectives, ["reduce_scatter", "all_gather"])):
-                for name in names:
-                    patch.setattr(owner, name, noted(name, getattr(owner, name)))
-            for micro_batches in steps[1:]:
-                train_step(model, optimizer, micro_batches[rank::2], mesh, lr=0.01)
-        return of_group
-
-    for of_group in run_ranks(2, job):
-        assert set(of_group) == {"reduce_scatter", "all_gather"} and of_group[-1] == "all_gather"
 
 
 # -- stale values ------------------------------------------------------------------------------------------------------

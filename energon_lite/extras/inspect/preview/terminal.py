@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -16,16 +16,14 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
 from energon_lite.extras.inspect.preview.media import HIDDEN, fields_of, pixels_of
+from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.extras.inspect.preview.steps import Place, ShownSample
 from energon_lite.extras.inspect.preview.value_view import short_text, tensor_words
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure, Rejected
 from energon_lite.storage.index.nv_meta import is_jsonl
-
-if TYPE_CHECKING:
-    from energon_lite.extras.inspect.preview.site import Site
-    from energon_lite.extras.inspect.preview.steps import Place, ShownSample
 
 #: Fields of every sample that do not describe its contents. The key is shown, as by Energon's command.
 _HIDDEN = HIDDEN - {"__key__"} | {"__subflavors__"}
@@ -119,21 +117,26 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
         asked: the options of the command.
     """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    encoder = encoder or DefaultTaskEncoder()
     for spec in _specs(path, split_parts, asked["dataset_config"], asked["split_config"]):
+        where = f"{spec.path} [{spec.split_part}]"
         try:
-            shown = _samples(spec, encoder or DefaultTaskEncoder(), asked)
-            total = next(shown)
+            source = open_source(spec)
         except EmptyDatasetError:
-            click.echo(f"{spec.path} [{spec.split_part}]: empty, skipped")
+            click.echo(f"{where}: empty, skipped")
             continue
-        click.echo(f"{spec.path} [{spec.split_part}]: {counted(total, 'sample')}")
-        for count, (number, key, sample) in enumerate(shown, 1):
-            click.echo(f"Sample {number}, key {key!r}" + ("" if sample is None else f", {type(sample).__name__}"))
+        click.echo(f"{where}: {counted(len(source), 'sample')}")
+        leaf = open_whole(spec, encoder, asked["trust_code"], source)
+        runner = JobRunner([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
+        stop = len(source) if interactive else min(len(source), asked["start"] + asked["samples"])
+        for number in range(asked["start"], stop):
+            with HookContext() as context:
+                sample = runner.one((0, number, 0), context)
+            kind = "" if sample is None else f", {type(sample).__name__}"
+            click.echo(f"Sample {number}, key {source.key(number)!r}{kind}")
             _write(sample.failure if isinstance(sample, Rejected) else sample, asked["images"])
             if interactive and not click.confirm("Go on?", default=True):
                 return
-            if not interactive and count >= asked["samples"]:
-                break
 
 
 def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], images: bool | None) -> None:
@@ -180,15 +183,3 @@ def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) 
         yield from specs
     if len(problems) == len(parts):
         raise problems[-1]
-
-
-def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Iterator[Any]:
-    """Yield the number of samples first; then number, key and sample of each."""
-    source = open_source(spec)
-    yield len(source)
-    leaf = open_whole(spec, encoder, asked["trust_code"], source)
-    runner = JobRunner([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
-    for number in range(asked["start"], len(source)):
-        with HookContext() as context:
-            sample = runner.one((0, number, 0), context)
-        yield number, source.key(number), sample

@@ -67,22 +67,10 @@ def test_other_files(tmp_path: Path, content: bytes, words: str) -> None:
     assert error.value.where == str(path)
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        ({"position": -1}, "damaged: position is -1"),
-        ({"version": 99}, "format version 99"),
-        ({"identity": 3}, "does not say what it belongs to"),
-        ({"identity": {"fingerprint": "x"}}, "does not say what it belongs to"),
-        ({"order_version": 0}, "order version 0"),
-    ],
-)
-def test_damaged_states_inside_of_a_checkpoint(
-    state: dict[str, Any], tmp_path: Path, edit: dict[str, Any], words: str
-) -> None:
+def test_damaged_states_inside_of_a_checkpoint(state: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    torch.save({"model": torch.zeros(3), "loaders": [{"train": state | edit}]}, path)
-    with pytest.raises(StateError, match=words) as error:
+    torch.save({"model": torch.zeros(3), "loaders": [{"train": state | {"position": -1}}]}, path)
+    with pytest.raises(StateError, match="damaged: position is -1") as error:
         read_state_files([path])
     assert error.value.where == f"{path}['loaders'][0]['train']"
 

@@ -90,12 +90,6 @@ def test_what_a_filter_leaves_out_is_replaced_in_training_and_counted(a: Path) -
     assert everything(FilterDataset(val(a, None), filter_fn=lambda text: text != "a-3"))[3] is None
 
 
-def test_each_pass_of_a_fraction_begins_at_the_first_item(a: Path) -> None:
-    names = [f"a-{number}" for number in (0, 1, 2, 3, 4, 0, 1)]
-    loader = get_loader(RepeatDataset(val(a, None), repeats=1.5))
-    assert list(loader) == list(loader) == names
-
-
 def test_nothing_gets_through(a: Path) -> None:
     def never(item: Any) -> Any:
         raise SkipSample("never")

@@ -1,0 +1,150 @@
+"""Ray Data's ``streaming_split`` beside workers of this library, in one run: the same pictures, on the same cores.
+
+JPEGs of 512 x 384 are read from tar shards, decoded and resized to 224 x 224 by the same function, 32 in a batch, by
+two workers of each kind in turn. Reported are the time to the first batch, samples a second after it, and the cost of
+a worker that is killed in the middle: the longest wait for a batch, and samples that are missing or come twice.
+
+    pip install 'ray[data]'
+    python tools/bench/ray_data.py --runs 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from common import machine, spread, table
+from remote_workers import _pictures, _workers
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.storage import SampleDecoder
+
+PICTURES, EPOCHS, BATCH, WORKERS = 400, 2, 32, 2
+KINDS = ("local", "tcp", "ray", "streaming_split")
+
+
+def resized(image: torch.Tensor) -> torch.Tensor:
+    """A picture of one size."""
+    from torch.nn.functional import interpolate
+
+    image = interpolate(image[None], (224, 224), mode="bilinear", antialias=True)[0]
+    return (image * 255).byte()
+
+
+class Resized(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        sample.image = resized(sample.image)
+        return sample
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of Ray Data."""
+    torch.set_num_threads(1)
+    image = SampleDecoder().decode("jpg", row["jpg"])
+    return {"key": row["__key__"], "image": resized(torch.as_tensor(image)).numpy()}
+
+
+def _of_ray_data(folder: Path) -> Iterator[list[str]]:
+    """Keys of the batches of Ray Data. It has no epochs of a source, so the shards are listed several times."""
+    shards = sorted(map(str, folder.glob("*.tar"))) * EPOCHS
+    data = ray.data.read_webdataset(shards, decoder=None).map(_row)
+    (split,) = data.streaming_split(1)
+    for batch in split.iter_batches(batch_size=BATCH):
+        assert np.asarray(batch["image"]).shape[1:] == (3, 224, 224)
+        yield list(batch["key"])
+
+
+def _of_this(folder: Path, kind: str) -> Iterator[list[str]]:
+    """Keys of the batches of a loader."""
+
+    def make(config: WorkerConfig) -> Any:
+        return get_train_dataset(folder, worker_config=config, batch_size=BATCH, task_encoder=Resized())
+
+    with _workers(kind, make, WORKERS) as config, get_savable_loader(make(config)) as loader:
+        for _, batch in zip(range(PICTURES * EPOCHS // BATCH), loader, strict=False):
+            yield batch.__key__
+
+
+def _worker_processes(name: str) -> list[int]:
+    """Processes below this one whose title contains ``name``, the busiest first."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode() + (entry / "comm").read_text()
+            ticks = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if name in title and entry.name.isdigit():
+            found.append((int(ticks[11]) + int(ticks[12]), int(entry.name)))
+    return [pid for _, pid in sorted(found, reverse=True)]
+
+
+TITLES = {"local": "energon", "tcp": "energon", "ray": "ray::Worker", "streaming_split": "ray::"}
+
+
+def _measured(folder: Path, kind: str, kill: Callable[[], None] | None) -> tuple[float, float, float, int]:
+    """Seconds to the first batch, samples a second, longest wait in seconds, samples that are missing or twice."""
+    began = time.perf_counter()
+    batches = _of_ray_data(folder) if kind == "streaming_split" else _of_this(folder, kind)
+    keys = list(next(batches))
+    first = last = time.perf_counter()
+    longest = 0.0
+    for number, batch in enumerate(batches):
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+        keys += batch
+        if kill is not None and number == PICTURES * EPOCHS // BATCH // 3:
+            kill()
+    counts = dict.fromkeys(keys, 0)
+    for key in keys:
+        counts[key] += 1
+    wrong = sum(abs(count - EPOCHS) for count in counts.values()) + EPOCHS * (PICTURES - len(counts))
+    return first - began, (len(keys) - BATCH) / (last - first), longest, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="one kind")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    ray.init(num_cpus=WORKERS, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    with tempfile.TemporaryDirectory() as name:
+        folder = _pictures(Path(name, "pictures"), PICTURES)
+        rows = []
+        kinds = [kind for kind in KINDS if kind.startswith(asked.only)]
+        found: dict[tuple[str, bool], list[tuple[float, float, float, int]]] = {}
+        for _ in range(asked.runs):
+            for kind in kinds:
+                for killed in (False, True):
+                    kill = _killer(kind) if killed else None
+                    found.setdefault((kind, killed), []).append(_measured(folder, kind, kill))
+                    print(kind, killed, found[kind, killed][-1], flush=True)
+        for (kind, killed), runs in found.items():
+            first, rate, longest, wrong = zip(*runs, strict=True)
+            row = [kind, "one worker" if killed else "", spread(first, 2), spread(rate, 0), spread(longest, 2)]
+            rows.append([*row, max(wrong)])
+        print(table(["workers", "killed", "first batch, s", "samples/s", "longest wait, s", "missing or twice"], rows))
+
+
+def _killer(kind: str) -> Callable[[], None]:
+    def kill() -> None:
+        (victim, *_) = _worker_processes(TITLES[kind])
+        os.kill(victim, signal.SIGKILL)
+
+    return kill
+
+
+if __name__ == "__main__":
+    main()
