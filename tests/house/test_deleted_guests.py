@@ -114,7 +114,7 @@ for path, more, extra in (
 def without(folder: Path, *deleted: str) -> dict[str, str]:
     """Environment in which a copy of the package, without some of its folders, is found first."""
     copy = folder / "energon_lite"
-    shutil.copytree(PACKAGE, copy)  # with what is compiled
+    shutil.copytree(PACKAGE, copy, copy_function=os.symlink)  # with what is compiled
     for name in deleted:
         shutil.rmtree(copy / name)
     # The finder of an editable installation would find the folders that the copy lacks.

@@ -106,6 +106,35 @@ def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRan
     assert last == [["__key__", "__restore_key__", "labels"]] * 2
 
 
+def test_so_it_does_of_packed_samples(leaf_of: Any, run_ranks: RunRanks) -> None:
+    class Packs(Lengths):
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return [[sample] for sample in samples]
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return samples[0]
+
+    def rank_main(rank: int) -> Any:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+        roles: dict[str, Any] = {"share": "broadcast", "stages": "ends", "last_stage_fields": ["labels"]}
+        config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
+        dataset = get_train_dataset(
+            leaf_of(9, "share"),
+            batch_size=2,
+            packing_buffer_size=4,
+            repeat=False,
+            worker_config=config,
+            task_encoder=Packs(),
+        )
+        with get_savable_loader(dataset) as loader:
+            return [sorted(batch) for batch in loader]
+
+    first, last = run_ranks(2, rank_main)
+    assert len(first) == len(last) >= 4
+    assert all("tokens" in names for names in first)
+    assert all(names == ["__key__", "__restore_key__", "labels"] for names in last)
+
+
 class FailsOnThird(Lengths):
     failure_tolerance = 1
 

@@ -108,6 +108,14 @@ def test_by_the_processor_they_are_what_a_hook_would_make() -> None:
     )
 
 
+def test_crops_are_drawn_for_each_image() -> None:
+    same = EncodedImages([picture(200, 300)] * 4)
+    for decoder in (BatchImageDecoder(RandomCrop(16)), with_backend(BatchImageDecoder(RandomCrop(16)))):
+        first, again, other = (decoder(same, np.random.default_rng(seed)) for seed in (1, 1, 2))
+        assert torch.equal(first, again) and not torch.equal(first, other)
+        assert len({bytes(one.numpy()) for one in first}) == 4
+
+
 def test_no_images() -> None:
     for decoder in (BatchImageDecoder(ImageSize(8, 9)), with_backend(BatchImageDecoder(ImageSize(8, 9)))):
         assert decoder(EncodedImages()).shape == (0, 3, 8, 9)
