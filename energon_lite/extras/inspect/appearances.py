@@ -226,7 +226,20 @@ def sample_history(
     if not dataset.has(leaf, index):
         sizes = ", ".join(f"{number}: {len(shown_leaf.source)}" for number, shown_leaf in enumerate(dataset.leaves[:8]))
         raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"data sets have samples {sizes}")
-    return _History(dataset, leaf, index, run_place(dataset, state), most).found()
+    source, seen = dataset.leaves[leaf], _Appearances(dataset, leaf, index, run_place(dataset, state))
+    shown, coming = list(islice(seen.newest_first(), max(1, most))), seen.coming()
+    is_left_out = bool(seen.left_out) and not shown and coming is None
+    return SampleHistory(
+        dataset=source.name,
+        leaf=leaf,
+        index=index,
+        key=source.source.key(index),
+        times=0 if is_left_out else seen.times(),
+        left_out=seen.left_out if is_left_out else 0,
+        before_rebase=seen.occurrences.before_rebase,
+        appearances=tuple(sorted(shown[:most], key=lambda one: (one.pass_number, one.place or (), one.position))),
+        coming=coming,
+    )
 
 
 def find_samples(dataset: SavableDataset, key: str) -> list[tuple[int, int]]:
@@ -242,60 +255,44 @@ def indices_of(source: Any, key: str) -> list[int]:
     return [index for index in range(len(source)) if source.key(index) == key]
 
 
-class _History:
-    def __init__(self, dataset: SavableDataset, leaf: int, index: int, at: RunPlace, most: int):
-        self._dataset = dataset
-        self._leaf = leaf
-        self._index = index
-        self._at = at
-        self._most = most
+class _Appearances:
+    """The appearances of a sample, before and after the place of a run."""
+
+    def __init__(self, dataset: SavableDataset, leaf: int, index: int, at: RunPlace):
+        self._is_endless = dataset.is_endless
         self._order = dataset.plan.order
-        self._occurrences = Occurrences(self._order, leaf, index)
-        self._left_out = 0  # appearances checked at which the plan leaves it out
+        self._at = at
+        self.occurrences = Occurrences(self._order, leaf, index)
+        self.left_out = 0  # appearances checked at which the plan leaves it out
 
-    def found(self) -> SampleHistory:
-        source = self._dataset.leaves[self._leaf]
-        shown = list(islice(self._newest_first(), max(1, self._most)))
-        coming = self._coming()
-        is_left_out = bool(self._left_out) and not shown and coming is None
-        return SampleHistory(
-            source.name,
-            self._leaf,
-            self._index,
-            source.source.key(self._index),
-            0 if is_left_out else self._times(),
-            self._left_out if is_left_out else 0,
-            self._occurrences.before_rebase,
-            tuple(sorted(shown[: self._most], key=lambda seen: (seen.pass_number, seen.place or (), seen.position))),
-            coming,
-        )
-
-    def _times(self) -> int:
+    def times(self) -> int:
+        """Return the number of deliveries."""
         low, high = self._at.low, self._at.high
-        if not self._dataset.is_endless:
-            return sum(appearance.place is not None for appearance in self._newest_first())
-        begun = self._occurrences.between(low, high) if high > low else ()
+        if not self._is_endless:
+            return sum(appearance.place is not None for appearance in self.newest_first())
+        begun = self.occurrences.between(low, high) if high > low else ()
         delivered = sum(appearance.delivered for place in begun for appearance in self._appearances(0, place))
-        return self._occurrences.count(low) + delivered
+        return self.occurrences.count(low) + delivered
 
-    def _newest_first(self) -> Iterator[Appearance]:
+    def newest_first(self) -> Iterator[Appearance]:
         """Yield all appearances that were delivered, the newest first."""
         for pass_number in range(self._at.pass_number, -1, -1):
             start, stop = self._order.bounds(pass_number) or (0, MAX_LENGTH)
             if pass_number == self._at.pass_number:
                 stop = min(stop, self._at.high)
             missed = 0
-            for position in self._occurrences.between(start, stop, newest=True):
+            for position in self.occurrences.between(start, stop, newest=True):
                 appearances = list(self._appearances(pass_number, position))
                 yield from (appearance for appearance in appearances if appearance.delivered)
                 missed = missed + 1 if all(appearance.place is None for appearance in appearances) else 0
-                self._left_out += bool(missed)
+                self.left_out += bool(missed)
                 if missed >= _PATIENCE:
                     return
 
-    def _coming(self) -> Appearance | None:
+    def coming(self) -> Appearance | None:
+        """Return the next appearance; None: there is none in this pass."""
         start, stop = self._order.bounds(self._at.pass_number) or (0, MAX_LENGTH // 4)
-        for position in islice(self._occurrences.between(max(start, self._at.low), stop), _PATIENCE):
+        for position in islice(self.occurrences.between(max(start, self._at.low), stop), _PATIENCE):
             for appearance in self._appearances(self._at.pass_number, position):
                 if not appearance.delivered and appearance.place is not None:
                     return appearance

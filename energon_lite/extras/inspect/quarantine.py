@@ -73,7 +73,14 @@ class Quarantine(BatchObserver):
                 os.close(file)
         except OSError as error:
             self.lost += len(lines)
-            self._warn(error)
+            if not self._warned:
+                logger.warning(
+                    "the quarantine file %s cannot be written: %s. The run goes on; samples that fail are counted in "
+                    "stats(), and are missing in the file until it can be written again.",
+                    self.path,
+                    error.strerror or error,
+                )
+            self._warned = True
 
     def _append(self, file: int, lines: dict[int, dict[str, Any]]) -> None:
         cut = self._catch_up(file)
@@ -115,17 +122,6 @@ class Quarantine(BatchObserver):
         why = {"stage": failure.stage, "error": failure.reason, "skipped": failure.skipped, "rank": self._rank}
         restore_key = None if failure.address is None else ["sample", *failure.address, 0]
         return {**place, **why, "restore_key": restore_key}
-
-    def _warn(self, error: OSError) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        logger.warning(
-            "the quarantine file %s cannot be written: %s. The run goes on; samples that fail are counted in stats(), "
-            "and are missing in the file until it can be written again.",
-            self.path,
-            error.strerror or error,
-        )
 
 
 def _identity(line: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ COMMANDS = {
 UNIT_RUNNERS = {
     "ray": UnitRunner(
         "energon_lite.extras.remote_workers.ray_tasks:run_units",
-        "Work in tasks of a Ray cluster.  [default: $RAY_ADDRESS]",
+        "Work in tasks of Ray.",
         "[=ADDRESS]",
     )
 }

@@ -201,7 +201,7 @@ _BESIDE = (
     *("chat_template.jinja", GENERATION),
 )
 #: Class of the tokenizer. Without it, transformers would use that of the model's kind, whatever the file says.
-_CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
+_CLASS: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
@@ -235,47 +235,29 @@ def byte_tokenizer_files() -> dict[str, bytes]:
     """Return the files of :class:`ByteTokenizer`: bytes, begin and end tokens.
 
     It is represented as byte-level BPE without merges.
+
+    Raises:
+        UsageError: the package tokenizers is missing.
     """
-    ours = ByteTokenizer()
-    names = {"<s>": ours.bos, "</s>": ours.eos, "<pad>": ours.pad}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-
-    def between(part: str, number: int) -> list[dict[str, Any]]:
-        begin, end = ({"SpecialToken": {"id": name, "type_id": number}} for name in ("<s>", "</s>"))
-        return [begin, {"Sequence": {"id": part, "type_id": number}}, end]
-
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        **dict.fromkeys(("truncation", "padding", "normalizer")),
-        "added_tokens": [{"id": number, "content": name, **plain} for name, number in names.items()],
-        "pre_tokenizer": level,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": between("A", 0),
-            "pair": between("A", 0) + between("B", 1),
-            "special_tokens": {n: {"id": n, "ids": [names[n]], "tokens": [n]} for n in ("<s>", "</s>")},
-        },
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {character: byte for byte, character in _byte_characters().items()},
-            "merges": [],
-        },
-    }
-    settings = _CLASS | {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        # A text that contains the name of a special token is encoded as bytes.
-        "split_special_tokens": True,
-        "clean_up_tokenization_spaces": False,
-    }
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    except ImportError:
+        raise UsageError("a tokenizer needs the package tokenizers", fix="pip install 'energon-lite[hf]'") from None
+    ours, names = ByteTokenizer(), ("<s>", "</s>", "<pad>")
+    theirs = Tokenizer(models.BPE({character: byte for byte, character in _byte_characters().items()}, []))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    theirs.decoder = decoders.ByteLevel()
+    theirs.add_special_tokens([*names])  # their numbers follow those of the bytes, in this order
+    theirs.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> <s>:1 $B:1 </s>:1",
+        special_tokens=[("<s>", ours.bos), ("</s>", ours.eos)],
+    )
+    settings = _CLASS | dict(zip(("bos_token", "eos_token", "pad_token"), names, strict=True))
+    # A text that contains the name of a special token is encoded as bytes.
+    settings |= {"split_special_tokens": True, "clean_up_tokenization_spaces": False}
     generation = _as_json(_special_tokens(ours))
-    return {_MAIN: _as_json(tokenizer), _SETTINGS: _as_json(settings), GENERATION: generation}
+    return {_MAIN: theirs.to_str(pretty=True).encode(), _SETTINGS: _as_json(settings), GENERATION: generation}
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, int]:

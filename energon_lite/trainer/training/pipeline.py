@@ -335,7 +335,7 @@ class _Stage:
         sizes_here = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
         if mesh.pp == 1:
             return sizes_here
-        sizes: list[list[int]] = self._of_first_stage(sizes_here, [len(batches), 4])
+        sizes: list[list[int]] = self._of_first_stage(sizes_here)
         if mesh.is_last_stage and sizes_here != sizes:
             number = [own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False)
             raise UsageError(
@@ -345,15 +345,14 @@ class _Stage:
         counts = [documents for _, _, documents, _ in sizes]
         lengths_here = [cast(MultimodalBatch, batch).known_lengths() or [] for batch in batches if batch is not None]
         if sum(counts):
-            lengths = iter(self._of_first_stage([*chain.from_iterable(lengths_here)], [sum(counts)]))
+            # The stages between have none, so zeros stand for them.
+            lengths = iter(self._of_first_stage([*chain.from_iterable(lengths_here)] or [0] * sum(counts)))
             self._lengths = [[*islice(lengths, count)] for count in counts]
         return sizes
 
-    def _of_first_stage(self, values: Sequence[Any], shape: Sequence[int]) -> list[Any]:
-        """Broadcast the first stage's integers of a known shape."""
-        mesh, shared = self.mesh, torch.zeros(shape, dtype=torch.int64)
-        if mesh.is_first_stage:
-            shared = torch.tensor(values, dtype=torch.int64).view(shape)
+    def _of_first_stage(self, here: Sequence[Any]) -> list[Any]:
+        """Return the first stage's integers; all stages give as many."""
+        mesh, shared = self.mesh, torch.tensor(here, dtype=torch.int64)
         dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
         numbers: list[Any] = shared.tolist()
         return numbers
