@@ -22,8 +22,6 @@ from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.transport import Message, message_of, parts_of
 from energon_lite.samples.sample import CrudeSample, SourceList
 
-__all__ = ["UnknownClassError", "pack", "unpack"]
-
 #: Kinds of values that msgpack does not know. A list that begins with the mark of a kind stands for such a value.
 _TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _TENSOR, _ARRAY = range(7)
 _SCALAR, _DTYPE, _OBJECT, _ENUM, _ERROR, _OWN = range(7, 13)

@@ -19,8 +19,6 @@ from energon_lite.order.hashing import hash_ints, hash_next
 from energon_lite.storage.stores.lazy import CachePool, NoCachePool
 from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
-__all__ = ["HookContext", "HookGenerator", "PythonGenerator", "current_context", "hook_context", "running_context"]
-
 #: Tag of Python's stream, which keeps the streams apart.
 _PYTHON = 1
 #: Tag of torch's stream.

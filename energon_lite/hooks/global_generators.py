@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["LendingScope", "Marks", "borrow", "lending"]
-
 T = TypeVar("T")
 
 #: ``numpy.random``, whose type stubs lack the exchange of bit generators.

@@ -36,9 +36,6 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from energon_lite.loading.token_batching import TokenBatching
 
-__all__ = ["BlendRequest", "DatasetRequest", "OpenedBlend", "Settings", "assembled", "blend_of_leaves", "find_specs"]
-
-
 #: Tag that separates the hashes of this purpose from those of others.
 _HOOKS = HashDomain.HOOKS.value
 

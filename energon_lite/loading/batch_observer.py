@@ -13,8 +13,6 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, Result
 
-__all__ = ["BatchEvent", "BatchObserver", "MetricsReports", "MetricsSink", "ObservedRank", "Observers"]
-
 
 class BatchEvent(NamedTuple):
     """Record of a delivered batch.

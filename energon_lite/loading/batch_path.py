@@ -24,8 +24,6 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchPath", "PathRequest", "WorkerResults", "open_path", "path_of_rank"]
-
 
 class BatchPath:
     """Base class of paths. Only the last path of a loader finishes batches: others return them ready from ``take``."""

@@ -18,8 +18,6 @@ from energon_lite.loading.options import Chunks
 from energon_lite.loading.token_batching import TokenBatching
 from energon_lite.order.orders import Order
 
-__all__ = ["by_content", "by_encoded_tokens"]
-
 
 def by_content(
     order: Order,

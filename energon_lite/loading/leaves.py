@@ -33,11 +33,6 @@ from energon_lite.storage.samples.image_size import read_image_size
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.trust import load_function
 
-__all__ = [
-    *("PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"),
-    "sample_loader",
-]
-
 logger = logging.getLogger(__name__)
 
 PathOrDict = str | os.PathLike[str] | Mapping[str, Any] | FoundLeaves

@@ -32,17 +32,15 @@ from energon_lite.loading.iterators.collectives import check_place, gathered_sta
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
 from energon_lite.loading.iterators.planned_iterator import iterator_class
-from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.observers import SampleStore
+from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_lite.loading.makers.leaf import SampleAddress
-
-__all__ = ["DataLoader", "tokens_of"]
 
 
 class DataLoader:

@@ -22,23 +22,6 @@ from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
 from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 
-__all__ = [
-    "BlendSchedule",
-    "JoinGuest",
-    "LeafFacts",
-    "ScheduleGuest",
-    "StageShare",
-    "StoreGuest",
-    "WeightGuest",
-    "by_samples",
-    "filters_of",
-    "find_schedule",
-    "join_guest",
-    "leaf_facts",
-    "stores_of",
-    "weight_guest",
-]
-
 
 class JoinGuest(NamedTuple):
     """Guest that opens joined data sets: entry ``join`` of the table ``METADATASET_KEYS``.

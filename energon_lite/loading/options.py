@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from energon_lite.batching.steps import StepCostModel
     from energon_lite.batching.strategy import Strategy
 
-__all__ = ["Batching", "ByTokens", "Chunks", "Reading"]
-
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching: TypeAlias = "Strategy | Mapping[str, Any] | str | os.PathLike[str]"
 

@@ -19,19 +19,6 @@ from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "DatasetOptions",
-    "KeywordGuest",
-    "argument_names",
-    "get_loader",
-    "get_processing_dataset",
-    "get_processing_datasets",
-    "get_savable_loader",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -17,8 +17,6 @@ from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.hook_errors import short_traceback
 
-__all__ = ["SavableDataLoader", "State"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of,
 from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["SUFFIXES", "FoundState", "find_states", "merged", "read_state_files", "redistributed", "write_state_file"]
-
 #: Format of a file to be written, by the suffix of its name.
 SUFFIXES = {".json": "json", ".msgpack": "msgpack", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 

@@ -29,14 +29,12 @@ from energon_lite.entry_points import cost_models, load
 from energon_lite.errors import DataIndexError, TopologyError, UsageError, at_least_one, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.dataset import Identity
-from energon_lite.loading.makers.batch_runner import Leaf
 from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.options import ByTokens
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig
-
-__all__ = ["TokenBatching", "plan_by_tokens", "token_batching"]
 
 #: Target number of epochs that are planned together; there may be up to about twice as many.
 _EPOCHS = 64

@@ -68,7 +68,7 @@ def measure_overhead(data: str) -> None:
     import statistics
 
     import energon_lite as lib
-    from energon_lite.loading.makers.batch_runner import Result
+    from energon_lite.loading.makers.outcomes import Result
 
     dataset = lib.get_train_dataset(
         data, batch_size=32, worker_config=lib.WorkerConfig(rank=0, world_size=1), task_encoder=lib.TaskEncoder()

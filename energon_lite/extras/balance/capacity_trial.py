@@ -22,8 +22,6 @@ from typing import Any
 from energon_lite.entry_points import find_named
 from energon_lite.errors import UsageError
 
-__all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
-
 #: Seconds between two measurements of a process's memory.
 _LOOK = 0.02
 #: Time limit in seconds for asking a GPU for its memory.

@@ -17,18 +17,6 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.balance.cost_model import MICRO_BATCH_NUMBERS, CostModel, Quadratic
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = [
-    "CostFit",
-    "MeasuredMicroBatches",
-    "cost_model",
-    "fit_costs",
-    "read_cost_model",
-    "read_micro_batches",
-    "relative_errors",
-    "write_cost_model",
-]
-
-
 Floats = NDArray[np.float64]
 
 #: Least number of micro-batches for a fit.

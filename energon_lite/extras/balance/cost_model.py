@@ -18,11 +18,6 @@ from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
 
-__all__ = [
-    *("IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"),
-    *("CostModel", "Quadratic", "StepCosts"),
-]
-
 #: Micro-batches among which images are swapped, so that none exceeds the limit of images.
 _WINDOW = 128
 

@@ -17,8 +17,6 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.errors import TopologyError, UsageError
 
-__all__ = ["EncoderPlan"]
-
 #: Tolerance: a rank may exceed its share by this fraction (1/50) before an image is sent away.
 _WORTH = 50
 

@@ -27,9 +27,6 @@ from energon_lite.batching.capacity import Ints
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, loads_of, shares_of
 
-__all__ = ["arrange_costs", "even_costs", "fit_limits", "place_outsized"]
-
-
 #: A sample is outsized if it costs this number of sixteenths of the mean load of a column.
 _OUTSIZED = 12
 #: Least number of micro-batches in such a column. For shorter columns swaps do equally well, and filling a micro-batch

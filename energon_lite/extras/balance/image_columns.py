@@ -25,8 +25,6 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.content import guess_extension, media_kind
 from energon_lite.storage.samples.image_decoding import read_image_header
 
-__all__ = ["IMAGE_HEAD_BYTES", "ImageColumns", "ImageHeaders", "ImagePatches", "image_size", "requested"]
-
 #: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024
 #: Bytes of each further read.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from energon_lite.trainer.models.config import ModelConfig
     from energon_lite.trainer.models.llama import LlamaModel
 
-__all__ = ["ImageExchange", "image_exchange"]
-
 #: Operations per unit of cost, so that sums of costs fit into 64 bits.
 _OPERATIONS = 1 << 10
 

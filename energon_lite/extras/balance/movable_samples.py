@@ -11,8 +11,6 @@ from energon_lite.batching.exchange import Sets, best_trade, spread
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, column_sums, loads_of
 from energon_lite.order.hashing import mix64_array
 
-__all__ = ["MovableSamples"]
-
 #: Candidates of a micro-batch in a round of swapping single samples, one of which is "no sample".
 _CANDIDATES = 13
 #: Samples of a micro-batch that are considered for sets, to repair an overfull micro-batch.

@@ -23,9 +23,6 @@ from energon_lite.extras.balance.cost_fit import (
 )
 from energon_lite.extras.balance.cost_model import CostModel
 
-__all__ = ["command", "is_measured", "report_costs"]
-
-
 #: Name of the file of a run's measurements.
 _TIMES = "micro_batches.jsonl"
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 
-__all__ = ["UNIT", "RankColumns", "column_sums", "levels_of", "loads_of", "shares_of"]
-
 #: Mean of a row of costs over micro-batches, in internal units, small enough for sums of products to fit 64 bits.
 UNIT = 1 << 16
 #: Upper bound on a cost, in means.

@@ -39,8 +39,6 @@ from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["BlendFile", "KnownBlend", "fits_table", "keyed"]
-
 _log = logging.getLogger(__name__)
 
 #: Value that is never a signature: files are missing, or may still change.

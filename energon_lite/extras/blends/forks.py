@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from energon_lite.launcher import usable_cores
 
-__all__ = ["cores_to_fork", "done_by_forks"]
-
 T = TypeVar("T")
 
 #: Largest number of processes.

@@ -31,8 +31,6 @@ from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.runs import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
-__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "MadeOnAccess", "leaf_keys"]
-
 T = TypeVar("T")
 
 #: Leaves that are packed together: a look-up of one unpacks all of them. Part of the format of files.

@@ -18,8 +18,6 @@ from energon_lite.loading.metadataset_keys import find_schedule
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.trust import trusts
 
-__all__ = ["MANY", "open_blend"]
-
 #: Number of leaves from which on they are opened when they are read, and the user's cache has their properties.
 MANY = 2000
 #: Size in bytes of a document that may have so many leaves: one process of a machine reads it, and the others wait.

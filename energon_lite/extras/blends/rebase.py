@@ -16,8 +16,6 @@ from energon_lite.loading.iterators.state import BATCH_SIZE, State
 from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
-__all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
-
 #: Prefixes of the names of settings that may change: those of the blend, and the costs used for balancing.
 _MAY_CHANGE = ("blend", "weights ", "costs")
 

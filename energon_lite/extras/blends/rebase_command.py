@@ -12,8 +12,6 @@ from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.extras.blends.rebase import rebase_state
 from energon_lite.loading.saved_states import write_state_file
 
-__all__ = ["command"]
-
 
 @click.command(name="rebase", context_settings={"show_default": True})
 @STATES

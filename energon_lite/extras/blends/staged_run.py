@@ -19,9 +19,6 @@ from energon_lite.loading.metadataset_keys import StageShare
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import MAX_LENGTH
 
-__all__ = ["SCHEDULES", "Schedules", "StagedIdentity", "Stages", "stages_from"]
-
-
 # A state depends on the samples that were consumed, not on later ones. So the identity of a run with stages depends on
 # its position: it covers the stages that have begun, and the leaves that they use. Later stages may be edited, and
 # leaves that only they use may be added, removed or changed, while the run continues.

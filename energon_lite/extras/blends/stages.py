@@ -29,11 +29,6 @@ from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.block_counts import BLOCK, BlockCounts, CountRange, fill
 from energon_lite.order.permutation import MAX_LENGTH
 
-__all__ = [
-    *("FRACTION_BITS", "Ideal", "ShareIntegral", "StagedBlend", "WeightStage", "begin", "check_stages"),
-    *("last_position",),
-]
-
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 

@@ -25,8 +25,6 @@ from energon_lite.loading.metadataset_keys import WeightGuest
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
 
-__all__ = ["WEIGHTS", "by_samples", "mean_of"]
-
 #: Samples whose values are read together.
 _CHUNK = 1 << 20
 #: Largest error of a share of tokens along a slope.

@@ -23,8 +23,6 @@ from energon_lite.config.leaf_spec import LeafSpec, Weight
 from energon_lite.config.metadataset_document import normalised
 from energon_lite.documents import Node
 
-__all__ = ["Schedule", "Segment", "Share", "read_schedule", "schedule", "shared_segments", "values_at"]
-
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
 _EXAMPLES = "{0: 0.9, 1_000_000: 0.5} or {linear: {0: 0.9, 1_000_000: 0.1}}"
 #: Upper bound on the positions of a run, exclusive.

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from energon_lite.extras.energon.compat.install import install
 
-__all__ = ["main"]
-
 _USAGE = """usage: python -m energon_lite.extras.energon [--no-trust-code] script.py [arguments]
        python -m energon_lite.extras.energon [--no-trust-code] -m module [arguments]
        python -m energon_lite.extras.energon [--no-trust-code] -c code [arguments]

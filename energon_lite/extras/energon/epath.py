@@ -14,8 +14,6 @@ from typing import IO, Any
 from energon_lite.documents.paths import local_path, of_multi_storage
 from energon_lite.errors import UsageError
 
-__all__ = ["DEFAULT_PROFILE_NAME", "EPath"]
-
 #: Energon's name for the local file system.
 DEFAULT_PROFILE_NAME = "default"
 

@@ -7,8 +7,6 @@ import click
 from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
 
-__all__ = ["command"]
-
 
 @click.command(name="filter", context_settings={"show_default": True})
 @click.argument("path", type=ExistingPath())

@@ -28,8 +28,6 @@ from energon_lite.storage.tar.tar_scan import ShardScan, split_member_name
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["DATABASE", "build_sqlite_index", "find_duplicate_keys", "made_database", "tables_of_others"]
-
 #: The tables that this module writes.
 _OURS = ("samples", "sample_parts")
 _TABLES = """

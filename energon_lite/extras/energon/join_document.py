@@ -22,8 +22,6 @@ from energon_lite.documents import Node, read
 from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
-__all__ = ["Member", "WrittenJoin", "joiner", "joiner_name", "read_join"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -32,8 +32,6 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["JoinTable", "SampleKeys", "join_table", "match_keys"]
-
 _TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
 
 

@@ -28,8 +28,6 @@ from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
-__all__ = ["JOIN", "JoinedLoader", "JoinedReader", "JoinedSource"]
-
 
 class JoinedSource:
     """The samples of a first data set, each with the samples of the same key in other data sets. It has the interface

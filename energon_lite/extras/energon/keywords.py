@@ -17,8 +17,6 @@ from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import DatasetOptions, argument_names
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["KEYWORDS", "Keywords", "loader_arguments"]
-
 _log = logging.getLogger(__name__)
 
 #: Keywords that tune machinery that does not exist here.

@@ -33,8 +33,6 @@ from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
 
-__all__ = ["DIALOGUE", "QuestionDialogue", "guess_access"]
-
 T = TypeVar("T")
 
 #: Samples that are shown before the questions.

@@ -14,8 +14,6 @@ from energon_lite.errors import StateError, UsageError, counted
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.saved_states import SUFFIXES, read_state_files, redistributed, write_state_file
 
-__all__ = ["redist"]
-
 
 @click.command(name="redist", context_settings={"show_default": True})
 @click.argument("states", nargs=-1, required=True, type=click.Path())

@@ -30,8 +30,6 @@ from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["SampleFilter", "build_filter_index", "build_filter_index_from_shard_indexes", "read_filter_index"]
-
 Values = Mapping[str, NDArray[Any]]
 _Computed = Callable[[Values], Any]
 

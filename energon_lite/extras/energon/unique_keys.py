@@ -20,8 +20,6 @@ from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 
-__all__ = ["begin", "fix_duplicates_option", "make_keys_unique"]
-
 T = TypeVar("T", bound=Callable[..., object])
 
 #: Bytes of the name field in a header.

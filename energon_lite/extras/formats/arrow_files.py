@@ -21,9 +21,6 @@ from energon_lite.extras.formats.byte_shards import damaged, replaced
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 from energon_lite.storage.files.urls import is_remote
 
-__all__ = ["ArrowTable", "ParquetTable", "import_arrow"]
-
-
 #: The first and last bytes of a file.
 _MAGIC = b"PAR1"
 #: Bytes at the end of a file that are read first; they contain most footers.

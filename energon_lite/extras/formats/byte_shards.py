@@ -17,8 +17,6 @@ from energon_lite.storage.files.shard_store import (
 )
 from energon_lite.storage.files.urls import is_remote
 
-__all__ = ["damaged", "fetch", "replaced", "shard_of"]
-
 #: Requests to a store at the same time.
 _TOGETHER = 16
 

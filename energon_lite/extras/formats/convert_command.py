@@ -26,9 +26,6 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["command", "convert_dataset"]
-
-
 # Units of work are runs of samples, each of which becomes a shard. Existing shards are not made again, so a run that
 # was killed resumes there. The settings are kept next to the shards; a run with other settings is refused.
 

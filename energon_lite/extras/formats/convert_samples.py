@@ -22,9 +22,6 @@ from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["Sample", "as_file", "as_json", "as_value", "is_file_struct", "open_samples", "read_samples"]
-
-
 #: A key, and the parts by name: bytes of files, or values.
 Sample = tuple[str, dict[str, Any]]
 

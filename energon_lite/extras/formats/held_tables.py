@@ -11,8 +11,6 @@ from typing import Any
 
 from energon_lite.errors import ShardFormatError
 
-__all__ = ["HELD_BYTES", "HeldTables", "held_tables"]
-
 #: Bytes of decoded pieces in a process, at most (but at least one piece); set by ``ENERGON_LITE_HELD_BYTES``.
 HELD_BYTES = 1 << 29
 

@@ -20,8 +20,6 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
-__all__ = ["JsonlIndex", "index_of", "scan_jsonl", "scan_remote_jsonl"]
-
 _log = logging.getLogger(__name__)
 
 #: Bytes of a buffer.

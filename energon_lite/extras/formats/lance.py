@@ -10,9 +10,6 @@ from typing import Any
 from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, UsageError, listed
 from energon_lite.extras.formats.tables import lengths_of, values_of
 
-__all__ = ["LanceSource", "open_source"]
-
-
 #: The first process that used Lance, among this one and its ancestors by fork.
 _used_by: int | None = None
 

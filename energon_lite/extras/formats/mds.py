@@ -36,9 +36,6 @@ from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder
 
-__all__ = ["MdsSource", "open_source"]
-
-
 #: Compressions with pyarrow's names for them.
 _ARROW = {"zstd": "zstd", "br": "brotli", "snappy": "snappy", "lz4": "lz4"}
 

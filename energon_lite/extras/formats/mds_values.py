@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EXTENSIONS", "decoder_of", "fixed_size", "ndarray_bytes"]
-
 #: Encodings that hold a file, with its extension.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "pkl": "pkl"}
 _SCALARS = frozenset(["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"])

@@ -24,8 +24,6 @@ from energon_lite.extras.formats.byte_shards import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import map_file, missing, open_file, read_bytes, size_of
 from energon_lite.storage.files.urls import is_remote
 
-__all__ = ["MegatronSource", "open_sequences", "open_source"]
-
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
 #: Type of the tokens by the code in the file.

@@ -25,8 +25,6 @@ from energon_lite.extras.formats.convert_samples import (
 from energon_lite.extras.formats.mds_values import fixed_size, ndarray_bytes
 from energon_lite.extras.formats.tables import BYTES_MARK
 
-__all__ = ["WRITERS", "JsonLines", "Mds", "ParquetRows", "ShardWriter", "Tar"]
-
 #: Bytes of a row group, before compression.
 _GROUP_BYTES = 1 << 24
 #: Rows of a row group, at most.

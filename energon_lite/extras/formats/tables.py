@@ -35,9 +35,6 @@ from energon_lite.extras.formats.byte_shards import damaged
 from energon_lite.extras.formats.held_tables import held_tables
 from energon_lite.storage.files.urls import is_remote, url_files
 
-__all__ = ["BYTES_MARK", "TableSource", "find_files", "lengths_of", "open_source", "values_of"]
-
-
 #: Words for splits in names of files and folders, as used by Hugging Face.
 _SPLITS = {
     "train": "train",

@@ -18,12 +18,10 @@ from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.batch_runner import Failure, Job
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.order.hashing import hash_ints
-
-__all__ = ["SampleKey", "SampleKeys", "fetch", "fetch_batch"]
-
 
 #: Numbers of the leaf, of the sample in it, and of the epoch.
 Address = tuple[int, int, int]

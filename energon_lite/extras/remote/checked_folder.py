@@ -22,8 +22,6 @@ from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import lock, replacing, unlock
 from energon_lite.storage.files.byte_ranges import map_file
 
-__all__ = ["CheckedFolder"]
-
 _log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<8sI4x")

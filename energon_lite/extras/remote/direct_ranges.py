@@ -21,8 +21,6 @@ from urllib.parse import urlsplit
 from energon_lite.extras.remote.file_versions import Answer
 from energon_lite.extras.remote.range_client import RangeClient, UnusualAnswer
 
-__all__ = ["DirectRanges", "direct_ranges"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds for which a signature is used; stores accept it for 900.

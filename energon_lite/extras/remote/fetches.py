@@ -21,8 +21,6 @@ from typing import Any
 
 from energon_lite.storage.files.shard_store import ShardRange
 
-__all__ = ["Fetch", "Fetches"]
-
 #: Requests for the same range, at most; a second one may hang, too.
 _TRIES = 3
 #: Requests that may be sent twice in a burst.

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from energon_lite.errors import ShardChangedError
 from energon_lite.storage.files.byte_ranges import uncompared, version_number
 
-__all__ = ["Answer", "are_current", "expect_version", "is_check_due", "numbers_of", "version_in", "version_of"]
-
 #: Kinds of numbers, in their last two bits: of an ETag; of the time that HTTP names; of anything else.
 _ETAG, _MODIFIED, _OTHER = 1, 3, 0
 _KIND = 3

@@ -31,8 +31,6 @@ from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.work import Table
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
 
-__all__ = ["RemoteFolder", "check_writable", "prepare_url", "put_bytes", "put_file", "remote_folder", "remove_file"]
-
 #: An empty file that tests write access, and marks an unfinished preparation.
 _MARK = "energon_lite.unfinished"
 #: Files that make a data set count as prepared, in the order of their upload.

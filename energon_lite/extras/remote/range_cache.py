@@ -23,8 +23,6 @@ from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStor
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead
 
-__all__ = ["RangeCache", "shared_range_cache"]
-
 _log = logging.getLogger(__name__)
 
 #: Lock files in a cache folder; the name of a range decides which of them guards it.

@@ -16,8 +16,6 @@ from typing import Any
 
 from energon_lite.extras.remote.file_versions import Answer
 
-__all__ = ["RangeClient", "StatusError", "UnusualAnswer"]
-
 #: Bytes of the head of an answer, at most.
 _LARGEST_HEAD = 1 << 16
 #: Statuses of an overloaded server: the request may be sent again later.

@@ -24,21 +24,6 @@ from energon_lite.extras.remote.file_versions import Answer, are_current, expect
 from energon_lite.extras.remote.store_tries import StoreTries, answered
 from energon_lite.storage.files.retries import SHORTAGES, out_of
 
-__all__ = [
-    "check_answer",
-    "copy_file",
-    "file_info",
-    "file_size",
-    "file_system",
-    "list_files",
-    "read_file",
-    "read_range",
-    "read_range_in_loop",
-    "reads_in_loop",
-    "tried",
-    "wrong_range",
-]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

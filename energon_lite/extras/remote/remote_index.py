@@ -47,8 +47,6 @@ from energon_lite.storage.read.webdataset import missing_shard
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan
 
-__all__ = ["DATASETS", "RangeFile", "in_threads", "local_meta", "remote_index", "scan_remote_shard"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

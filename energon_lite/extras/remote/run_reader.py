@@ -16,8 +16,6 @@ from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["RunReader"]
-
 #: Bytes between two wanted samples that are cheaper to read than to skip by a second request.
 _GAP = 1 << 18
 #: Bytes of one request; for larger ones the latency of a request does not matter any more.

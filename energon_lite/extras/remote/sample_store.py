@@ -34,8 +34,6 @@ from energon_lite.loading.makers.outcomes import Address, set_restore_key, where
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
-__all__ = ["SampleStore"]
-
 logger = logging.getLogger(__name__)
 
 

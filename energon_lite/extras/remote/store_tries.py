@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from energon_lite.storage.files import retries
 from energon_lite.storage.files.retries import RANDOM, GaveUp, Kind, Tries
 
-__all__ = ["StoreTries", "answered", "kind_of", "pauses"]
-
 #: Seconds to wait before each retry after an unknown error.
 _UNKNOWN = (0.2, 1.0, 3.0)
 

@@ -20,8 +20,6 @@ from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStor
 from energon_lite.storage.files.urls import UrlFiles
 from energon_lite.storage.tar.tar_headers import BLOCK
 
-__all__ = ["FILES", "RemoteFile", "explained", "found", "read_in_loop"]
-
 
 class RemoteFile:
     """An object of a known size and version. Nothing is kept open; each read is a request, whose answer has to be of

@@ -7,8 +7,6 @@ from click.shell_completion import get_completion_class
 
 from energon_lite.cli.main import main
 
-__all__ = ["command"]
-
 _SHELLS = ("bash", "zsh", "fish")
 _PROGRAM = "energon-lite"
 _VARIABLE = "_ENERGON_LITE_COMPLETE"

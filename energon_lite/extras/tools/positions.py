@@ -22,13 +22,6 @@ import torch
 
 from energon_lite.errors import TopologyError, UsageError, field_of
 
-__all__ = [
-    "context_parallel_positions",
-    "context_parallel_slice",
-    "mrope_positions",
-]
-
-
 T = TypeVar("T")
 
 Cut = Literal["zigzag", "plain"]

@@ -13,8 +13,6 @@ from typing import Any
 from energon_lite.loading.executors.segments import SegmentReader, write
 from energon_lite.loading.executors.transport import Message, led, pack, receiving
 
-__all__ = ["Channel", "PipeChannel", "WakingChannel"]
-
 
 class Channel:
     """The trainer's end of the way to a worker: neither sending nor receiving ever waits for the worker."""

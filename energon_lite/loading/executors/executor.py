@@ -22,19 +22,6 @@ from energon_lite.storage.files.shard_store import Reads
 if TYPE_CHECKING:
     from energon_lite.loading.makers.chunk_job import Made
 
-__all__ = [
-    "STAGES",
-    "Executor",
-    "InlineExecutor",
-    "Load",
-    "OnTimeout",
-    "PoolOptions",
-    "StartMethod",
-    "WorkSeconds",
-    "WorkSum",
-]
-
-
 StartMethod = Literal["fork", "forkserver", "spawn", "thread", "main"]
 OnTimeout = Literal["warn", "replace", "raise"]
 

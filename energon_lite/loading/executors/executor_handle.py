@@ -18,8 +18,6 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.storage.files.shard_store import COUNTS
 
-__all__ = ["ExecutorHandle", "PoolRequest"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

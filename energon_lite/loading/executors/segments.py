@@ -27,11 +27,6 @@ import numpy as np
 
 from energon_lite.loading.makers.outcomes import Address
 
-__all__ = [
-    *("MappedSegment", "MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "WorkerCrashLog", "mapped_at"),
-    "write",
-]
-
 #: Unit of the size of a segment, in bytes.
 _STEP = 1 << 20
 #: Distance between the starts of two segments, in bytes; larger than any result.

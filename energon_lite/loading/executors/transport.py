@@ -31,23 +31,6 @@ from energon_lite.hooks import place_of
 from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
 from energon_lite.loading.makers.chunk_job import Made
 
-__all__ = [
-    "Message",
-    "WholeMessages",
-    "led",
-    "message_of",
-    "pack",
-    "parts_of",
-    "raise_of_worker",
-    "raise_unpicklable",
-    "receive",
-    "receiving",
-    "send",
-    "unpack",
-    "unsendable",
-]
-
-
 #: Alignment of the parts of a message, in bytes.
 _ALIGNMENT = 64
 

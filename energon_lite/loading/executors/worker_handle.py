@@ -40,17 +40,6 @@ from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
 from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
 from energon_lite.tensors import map_tensors
 
-__all__ = [
-    "LocalHandle",
-    "WorkerHandle",
-    "check_threads",
-    "end_workers",
-    "fewest_jobs",
-    "kill_workers",
-    "local_handle",
-    "trainer_ends",
-]
-
 logger = logging.getLogger(__name__)
 
 Local = TypeVar("Local", bound="LocalHandle")

@@ -35,21 +35,6 @@ from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.worker_config import set_worker_number
 
-__all__ = [
-    "SERVER_FOLDER",
-    "STOP_SIGNALS",
-    "Answer",
-    "TrainerEnd",
-    "answer",
-    "begin",
-    "can_kernel_watch",
-    "end_with_trainer",
-    "prefetch",
-    "renew_streams",
-    "run_jobs",
-    "serve",
-]
-
 logger = logging.getLogger(__name__)
 
 # A fork copies the locks inside of file objects in their present state. If a thread of the parent is writing at that

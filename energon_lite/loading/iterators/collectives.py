@@ -17,19 +17,6 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "agree_on_step",
-    "broadcast_bytes",
-    "broadcast_plain",
-    "check_group",
-    "check_place",
-    "device_of",
-    "gather_plain",
-    "gather_states",
-    "gathered_stats",
-    "is_running",
-]
-
 
 def is_running() -> bool:
     """Return whether a process group is initialised."""

@@ -27,8 +27,6 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import Rebase
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Identity", "LeafIdentity", "SavableDataset"]
-
 #: Characters spent on the digests of all leaves together.
 _DIGEST_BUDGET = 512
 #: Characters spent on the digest of one leaf, at most.

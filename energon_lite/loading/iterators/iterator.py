@@ -15,8 +15,6 @@ from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["DatasetIterator", "ForLoop", "OneThread", "checked_steps"]
-
 
 @dataclass(slots=True)
 class ForLoop:

@@ -17,16 +17,6 @@ from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.state import MAX_LANES, CursorFields, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, ChunkPlace, Tail
 
-__all__ = [
-    "LaneCursor",
-    "LanePlace",
-    "begin_of_chunk",
-    "check_topology",
-    "ends_of",
-    "lanes_of",
-    "read_lanes",
-]
-
 #: Exclusive upper bound of chunk numbers in a state; above it the state is damaged.
 MAX_CHUNK = 1 << 45
 #: Exclusive upper bound of all counts within a chunk in a state; above it the state is damaged.

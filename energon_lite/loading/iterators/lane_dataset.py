@@ -30,8 +30,6 @@ from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBund
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
 
-__all__ = ["LaneDataset"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LaneDataset(SavableDataset):

@@ -18,10 +18,8 @@ from energon_lite.loading.iterators.collectives import agree_on_step, check_grou
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
-from energon_lite.loading.makers.batch_runner import Address, Outcome, Result
 from energon_lite.loading.makers.chunk_job import Made
-
-__all__ = ["LaneIterator"]
+from energon_lite.loading.makers.outcomes import Address, Outcome, Result
 
 #: Sent in place of a step number: this rank has no micro-batch left.
 _NONE = 1 << 62

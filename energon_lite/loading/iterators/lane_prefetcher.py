@@ -14,8 +14,6 @@ from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
 from energon_lite.loading.makers.outcomes import Failure, Outcome, Reasons
 
-__all__ = ["LanePrefetcher"]
-
 
 @dataclass
 class _Stream:

@@ -25,8 +25,6 @@ from energon_lite.loading.iterators.state import (
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.job_runner import JobRunner
 
-__all__ = ["PlanCursor", "PlannedDataset"]
-
 #: Chunks of an endless stream that are planned to estimate the steps of an epoch.
 _LOOKED_AT = 4
 #: Exclusive upper bound of the numbers of a place in a state; above it the state is damaged.

@@ -13,12 +13,11 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
-from energon_lite.loading.makers.batch_runner import Address, Job, Result
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.outcomes import Address, Result
 
 if TYPE_CHECKING:
     from energon_lite.batching.micro_batches import Counts
-
-__all__ = ["PlannedIterator", "iterator_class"]
 
 logger = logging.getLogger(__name__)
 

@@ -19,25 +19,6 @@ from energon_lite.errors import StateError, StateMismatchError, counted
 from energon_lite.order.orders import ORDER_VERSION, Rebase
 from energon_lite.order.permutation import MAX_LENGTH
 
-__all__ = [
-    "BATCH_SIZE",
-    "FORMAT",
-    "KINDS",
-    "MAX_LANES",
-    "CursorFields",
-    "State",
-    "checked",
-    "damaged",
-    "is_count",
-    "kind_of",
-    "make_state",
-    "next_position",
-    "read_rebase",
-    "resized",
-    "saved_batch_size",
-    "steps_to",
-]
-
 #: Plain data: dicts, lists, strings and integers.
 State = dict[str, Any]
 

@@ -26,7 +26,6 @@ from energon_lite.loading.makers.outcomes import (
     Address,
     Failure,
     FailureStreak,
-    Mark,
     Outcome,
     Rejected,
     Result,
@@ -36,8 +35,6 @@ from energon_lite.loading.makers.outcomes import (
 )
 from energon_lite.order.hashing import HashDomain
 from energon_lite.worker_config import ErrorHandler
-
-__all__ = ["Address", "BatchRunner", "Failure", "Job", "Leaf", "Mark", "Outcome", "Rejected", "Result"]
 
 #: Tag that separates the hashes of this purpose from those of others.
 _BATCH = HashDomain.BATCH_HOOKS.value

@@ -20,18 +20,6 @@ from energon_lite.loading.makers.outcomes import Mark, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.order.hashing import HashDomain, hash_ints
 
-__all__ = [
-    "DEFAULT_CHUNK",
-    "Bundle",
-    "Bundler",
-    "BundlesByCount",
-    "BundlesByGroup",
-    "BundlesByTokens",
-    "TokenBundling",
-    "begin_of",
-]
-
-
 #: Tag that separates the hashes of this purpose from those of others.
 _GROUP = 15
 

@@ -28,8 +28,6 @@ from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set
 from energon_lite.loading.makers.sample_length import PackSelection
 from energon_lite.order.hashing import HashDomain
 
-__all__ = ["ChunkItems"]
-
 #: Randomness of ``select_samples_to_pack``.
 _SELECT = HashDomain.SELECT_HOOK.value
 #: Randomness of ``postencode_sample``.

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from energon_lite.loading.makers.outcomes import Address, Outcome, Result
 from energon_lite.order.orders import Addresses
 
-__all__ = ["START", "Carried", "ChunkJob", "ChunkPlace", "Item", "Made", "Origins", "Reading", "Tail"]
-
 #: Addresses of samples, as far as they are known.
 Origins = Sequence[Address | None]
 #: Progress of reading a chunk: the first four numbers of a :class:`ChunkPlace`.

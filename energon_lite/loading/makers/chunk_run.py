@@ -15,8 +15,6 @@ from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
 from energon_lite.order.hashing import MASK64
 
-__all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
-
 #: Place after all places of any chunk.
 BEHIND: Reading = (1 << 62, 0, 0, 0)
 #: Place before all places of any chunk.

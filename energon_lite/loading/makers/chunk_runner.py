@@ -30,8 +30,6 @@ from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["ChunkRunner"]
-
 #: Tag that separates the hashes of this purpose from those of others.
 _BUNDLE = 14
 

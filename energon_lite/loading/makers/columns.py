@@ -31,8 +31,6 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 if TYPE_CHECKING:
     from energon_lite.loading.makers.leaf import Leaf
 
-__all__ = ["LeafFields", "Rows", "batch_of_rows", "columns_of", "has_default_hooks", "in_order"]
-
 
 class LeafFields:
     """Plan for making the fields of a leaf's samples from their parts. Use :meth:`plan` to make one.

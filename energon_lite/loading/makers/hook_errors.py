@@ -24,25 +24,6 @@ from energon_lite.hooks import place_of
 from energon_lite.loading.makers.outcomes import Failure, where_of
 from energon_lite.samples import CrudeSample, SourceInfo
 
-__all__ = [
-    "FATAL",
-    "NEVER_A_RESULT",
-    "as_infrastructure_error",
-    "chain_of",
-    "failure_of",
-    "hide_own_frames",
-    "hook_traceback",
-    "is_foreign",
-    "note_where",
-    "place_in_hook",
-    "returned_beside_yield",
-    "returned_nothing",
-    "short_traceback",
-    "shows_more",
-    "sources_of",
-    "wrong_result",
-]
-
 #: Errors that are never caused by a sample: they end the iteration at once.
 FATAL = (
     FatalSampleError,

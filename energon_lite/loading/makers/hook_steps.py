@@ -23,8 +23,6 @@ from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["HookSteps", "UnseededDraw"]
-
 
 class UnseededDraw(Exception):
     """A hook that ran without seeds drew from the global generators, and failed."""

@@ -38,8 +38,6 @@ from energon_lite.worker_config import ErrorHandler
 if TYPE_CHECKING:
     from energon_lite.loading.makers.chunk_job import Made
 
-__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
-
 #: Randomness of the hooks of single samples.
 SAMPLE = HashDomain.SAMPLE_HOOKS.value
 #: Choice of replacements.

@@ -22,19 +22,6 @@ from energon_lite.storage.read.sample_reader import Reader
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = [
-    "Leaf",
-    "SampleAddress",
-    "SampleNames",
-    "largest_mean_bytes",
-    "leaf_key",
-    "leaf_name",
-    "leaves_apart",
-    "measure_arguments",
-    "reads_ahead",
-    "sample_addresses",
-]
-
 #: Tag that separates the hashes of this purpose from those of others.
 _LEAF = HashDomain.LEAF.value
 

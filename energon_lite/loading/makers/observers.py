@@ -20,21 +20,6 @@ from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "JobTimer",
-    "Observer",
-    "OpenedSampleStore",
-    "ReadSample",
-    "SampleStore",
-    "Services",
-    "StageTimer",
-    "StoredSample",
-    "Times",
-    "note_transfer",
-    "stage_of",
-]
-
-
 #: Stage of each step that is not a hook.
 _STAGES = {"read": "read", "decode": "decode", "decode_columns": "decode", "batch": "batch", "encode_batch": "batch"}
 #: Steps that process many samples of a leaf at once.

@@ -22,23 +22,6 @@ from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
-__all__ = [
-    "Address",
-    "Failure",
-    "FailureLog",
-    "FailureStreak",
-    "Fallbacks",
-    "Mark",
-    "Outcome",
-    "Reasons",
-    "Rejected",
-    "Result",
-    "of_each",
-    "set_restore_key",
-    "too_many_failures",
-    "where_of",
-]
-
 logger = logging.getLogger(__name__)
 
 #: Index in ``HOOK_ORDER`` of the first hook for several samples; results of the hooks before it are not delivered yet.

@@ -10,8 +10,6 @@ from typing import Any
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, FailureLog, FailureStreak, Mark, Outcome, Reasons
 
-__all__ = ["Report"]
-
 logger = logging.getLogger(__name__)
 
 #: Number of samples from which on a high share of skips is reported as filtering.

@@ -17,9 +17,6 @@ from energon_lite.errors import FatalSampleError, at_least_one, did_you_mean, fi
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["DEFAULT_BUFFER", "LENGTH_FIELDS", "PackSelection", "SampleLength", "pack_selection"]
-
-
 #: Fields that are taken for the tokens of a sample by default.
 LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
 

@@ -27,8 +27,6 @@ from energon_lite.storage.index.column_file import (
 from energon_lite.storage.index.columns import FAILED, LENGTH, SKIP, SKIPPED
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Blocks", "Maker", "MeasureReport", "MeasuredColumns"]
-
 #: Function that yields the values of each shard, or None for shards without known values.
 Blocks = Callable[[], Iterable[Values | None]]
 

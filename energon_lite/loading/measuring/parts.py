@@ -46,8 +46,6 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["ALL_PARTS", "CRC32", "PartColumns", "PartField", "RequestedColumns", "measure_parts"]
-
 #: Stands for all parts in place of a part's name.
 ALL_PARTS = "*"
 

@@ -33,8 +33,6 @@ from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["measure"]
-
 #: Largest number of failed samples in the report.
 _SHOWN_FAILURES = 20
 #: Samples in a chunk: the work that each worker loses, at most, when a run is killed.

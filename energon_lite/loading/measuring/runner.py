@@ -21,8 +21,6 @@ from energon_lite.order.hashing import HashDomain
 from energon_lite.storage.index.column_file import Ragged, check_column_name
 from energon_lite.storage.index.columns import FAILED, LENGTH, SKIP, SKIPPED
 
-__all__ = ["Column", "ColumnReader", "Costs", "MeasuringRunner", "Shapes", "Values", "columns_of", "joined_shapes"]
-
 #: Tag that separates the randomness of lengths from that of samples.
 _LENGTH = HashDomain.MEASURED_LENGTH.value
 

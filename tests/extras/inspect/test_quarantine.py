@@ -24,7 +24,7 @@ from energon_lite import (
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.executors.executor import WorkSeconds
-from energon_lite.loading.makers.batch_runner import Failure
+from energon_lite.loading.makers.outcomes import Failure
 from tests.testing import take
 
 

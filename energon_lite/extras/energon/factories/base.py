@@ -33,18 +33,6 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "BaseCoreDatasetFactory",
-    "CrudeJsonlDatasetFactory",
-    "DatasetFactory",
-    "DefaultCrudeJsonlDatasetFactory",
-    "FactoryLoader",
-    "JoinedWebdatasetFactory",
-    "LeafFactory",
-    "OneLeafFactory",
-    "SampleT",
-]
-
 SampleT = TypeVar("SampleT", default=Any)
 
 #: Salt of hashes that keeps different purposes apart; this one is for leaves of a recipe.

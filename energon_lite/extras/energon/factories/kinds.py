@@ -17,21 +17,6 @@ from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, META_FOLDER, is_jsonl, read_info
 from energon_lite.storage.tar.tar_scan import split_member_name
 
-__all__ = [
-    "EnergonDatasetType",
-    "MetadatasetNode",
-    "ShardInfo",
-    "WebdatasetInfo",
-    "WebdatasetMeta",
-    "WebdatasetSplits",
-    "check_dataset_info_present",
-    "get_dataset_info",
-    "get_dataset_type",
-    "get_info_shard_files",
-    "iter_jsonl_contents",
-    "iter_tar_contents",
-]
-
 
 class EnergonDatasetType(Enum):
     """Kind of a data set at a path."""

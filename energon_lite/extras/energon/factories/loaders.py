@@ -30,22 +30,6 @@ from energon_lite.storage.read.source import source_opener
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "DatasetBlendMode",
-    "DatasetLoader",
-    "DatasetLoaderInterface",
-    "DatasetSubset",
-    "LoadedDataset",
-    "LoadedDatasetList",
-    "Metadataset",
-    "MetadatasetV2",
-    "TraversedDatasetReference",
-    "get_dataset_from_config",
-    "load_dataset",
-    "prepare_metadataset",
-    "traverse_metadataset",
-]
-
 
 def DatasetSubset(  # Energon's name for it
     *, range: tuple[float, float] | None = None, absolute_range: tuple[int, int | None] | None = None

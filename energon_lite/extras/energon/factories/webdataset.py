@@ -26,15 +26,6 @@ from energon_lite.trust import load_function
 if TYPE_CHECKING:
     from energon_lite.extras.media import MediaFilterConfig
 
-__all__ = [
-    "BaseWebdatasetFactory",
-    "CrudeWebdataset",
-    "DefaultDecoderWebdatasetFactory",
-    "DefaultGenericWebdatasetFactory",
-    "StandardWebdatasetFactory",
-    "WebdatasetPreparator",
-]
-
 
 class WebdatasetPreparator:
     """Functions that prepare folders of tars, without an instance."""

@@ -22,16 +22,6 @@ from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.options import Chunks
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "BatchDataset",
-    "GroupBatchDataset",
-    "MixBatchDataset",
-    "PackingDataset",
-    "concat_pad",
-    "generic_concat",
-    "homogeneous_concat_mix",
-]
-
 
 class BatchDataset(WrapperDataset):
     """Batches of a number of items.

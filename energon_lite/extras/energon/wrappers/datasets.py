@@ -32,20 +32,6 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = [
-    "BlendDataset",
-    "ConcatDataset",
-    "EpochizeDataset",
-    "FilterDataset",
-    "GcDataset",
-    "IterMapDataset",
-    "LimitDataset",
-    "LogSampleDataset",
-    "MapDataset",
-    "RepeatDataset",
-    "ShuffleBufferDataset",
-]
-
 #: Length limit of an endless stream whose passes start again from its first item, in items.
 _FOREVER = 1 << 40
 

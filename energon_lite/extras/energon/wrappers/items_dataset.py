@@ -30,8 +30,6 @@ from energon_lite.loading.makers.outcomes import (
 from energon_lite.order.hashing import MASK64, HashDomain, hash_ints
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["Branch", "ItemFunction", "ItemsDataset", "ItemsJob", "ItemsRunner"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ItemsDataset(PlannedDataset):

@@ -19,8 +19,6 @@ from energon_lite.loading.iterators.state import State, damaged, is_count
 from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["Loop", "LoopedIterator", "Loops", "is_endless", "length_of", "loops_of"]
-
 #: Exclusive upper bound of the counts in a state; above it the state is damaged.
 _MOST = 1 << 60
 

@@ -24,17 +24,6 @@ from energon_lite.order.hashing import hash_ints, mix64_array
 from energon_lite.order.orders import Addresses
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
 
-__all__ = [
-    "BlendStream",
-    "ConcatStream",
-    "ItemStream",
-    "PassStream",
-    "PlanStream",
-    "ShuffleStream",
-    "limited",
-    "repeated",
-]
-
 Ints = NDArray[np.int64]
 
 

@@ -19,9 +19,6 @@ from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Parts", "WrapperDataset", "parts_of"]
-
-
 #: Tag that separates the hashes of this purpose from those of others.
 _WRAPPED = HashDomain.WRAPPED.value
 #: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.

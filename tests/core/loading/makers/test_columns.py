@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, ShardChangedError
-from energon_lite.loading.makers.batch_runner import BatchRunner, Failure, Job
+from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
 from tests.testing import ALONE, alone, examples
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from energon_lite.loading.makers.batch_runner import Failure
+from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.makers.report import Report
 
 
