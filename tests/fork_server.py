@@ -156,7 +156,11 @@ def _start() -> socket.socket:
 def _serve(asked: socket.socket, door: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Answer requests for ever; returns in each program, with its request and its standard files."""
     while True:
-        ready, _, _ = select.select([asked, door], [], [])
+        ready, _, _ = select.select([asked, door], [], [], 5.0)
+        if not ready:
+            if os.getppid() != int(sys.argv[2]):  # its other children may have its end of the socket
+                os._exit(0)
+            continue
         source = asked if asked in ready else door.accept()[0]
         message, files, _, _ = socket.recv_fds(source, _LONGEST, 3)
         if not message and source is asked:

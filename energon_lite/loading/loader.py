@@ -133,9 +133,8 @@ class DataLoader:
         self._observers = Observers(observers, observed, arguments)
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
-        self._cache_pool = checked_pool(cache_pool)
         self._runner = runner
-        runner.services.cache_pool = self._cache_pool
+        self._cache_pool = runner.services.cache_pool = checked_pool(cache_pool)
         runner.services.worker_config = config
         if sample_store is not None:
             runner.services.store = sample_store.opened(runs.leaves, encoder, runner.hooks, runner.seed)

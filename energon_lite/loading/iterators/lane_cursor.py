@@ -2,6 +2,8 @@
 
 Chunk ``c`` of a pass belongs to lane ``c % lanes``, and micro-batch ``m`` is the next one of lane ``m % lanes``. So a
 rank that takes every ``world_size``-th micro-batch has lanes of its own, if ``world_size`` divides ``lanes``.
+
+The cursor is apart from its data set, so that a command that reads states imports no runners, which takes 0.2 s.
 """
 
 from __future__ import annotations

@@ -315,8 +315,7 @@ def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]
     """Return the samples of the next buffer. A sample that is also in a pack, in part, is counted with that pack."""
     items = {id(sample.value): sample for sample in buffer}
     by_key = {key: sample for sample in buffer if (key := _restore_key(sample.value)) is not None}
-    packed = {id(value) for pack in packs for value in pack}
-    packed_keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
+    packed, packed_keys = _marks(packs)
     next_samples = []
     for value in pushback:
         key = _restore_key(value)
@@ -343,9 +342,14 @@ def _addresses(samples: list[Item]) -> Origins:
 
 def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:
     """Return the samples that are in no pack. Copies that a selection makes are identified by their restore keys."""
-    selected = {id(value) for pack in packs for value in pack}
-    keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
+    selected, keys = _marks(packs)
     return [sample for sample in buffer if id(sample.value) not in selected and _restore_key(sample.value) not in keys]
+
+
+def _marks(packs: list[list[Any]]) -> tuple[set[int], set[Any]]:
+    """Return the ids of the values in packs, and their restore keys, as far as they have any."""
+    values = [value for pack in packs for value in pack]
+    return set(map(id, values)), {key for value in values if (key := _restore_key(value)) is not None}
 
 
 def _origin(value: Any, item: Item | None) -> Address | None:
