@@ -242,7 +242,7 @@ class DataLoader:
 
         Tensors at any depth go from page-locked memory, on a separate stream, on which ``encode_on_device`` then runs;
         use them on the stream that is current when the batch is returned. States do not count a batch ahead. With
-        ``"cpu"``, only the hook runs. Peers of a model replica must all do the same: a batch ahead may need collectives.
+        ``"cpu"``, only the hook runs. Peers of a replica must all do the same: a batch ahead may need collectives.
 
         Args:
             device: device as torch names it; ``"cuda"`` is the current one.
