@@ -238,10 +238,9 @@ class DataLoader:
     def to(self, device: torch.device | str, path: str = "copy") -> Self:
         """Copy batches to a device, each while the step on the batch before it runs. Return the loader.
 
-        Tensors at any depth of a batch go from page-locked memory, on a separate stream, on which ``encode_on_device``
-        then runs; use them on the stream that is current when the batch is returned. States do not count a batch that
-        was copied ahead. With ``"cpu"``, only the hook runs. Peers of a model replica (see ``WorkerConfig.from_mesh``)
-        must all do the same, because taking a batch ahead may need collectives.
+        Tensors at any depth go from page-locked memory, on a separate stream, on which ``encode_on_device`` then runs;
+        use them on the stream that is current when the batch is returned. States do not count a batch ahead. With
+        ``"cpu"``, only the hook runs. Peers of a replica must all do the same: a batch ahead may need collectives.
 
         Args:
             device: device as torch names it; ``"cuda"`` is the current one.
