@@ -23,7 +23,8 @@ from energon_lite.errors import ConfigError, DataIndexError
 from energon_lite.extras.blends.weight_schedule import Schedule, Segment, shared_segments
 from energon_lite.loading.metadataset_keys import WeightGuest
 from energon_lite.order.block_counts import BLOCK
-from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
+from energon_lite.storage.index.column_file import LENGTH
+from energon_lite.storage.index.columns import SKIP, length_column
 
 #: Samples whose values are read together.
 _CHUNK = 1 << 20

@@ -23,8 +23,6 @@ from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.tensors import map_tensors
 
-__all__ = ["DeviceCopy", "DevicePrefetcher", "Underway", "copies_ahead"]
-
 logger = logging.getLogger(__name__)
 
 #: Entry of states with the name of the decoder of ``encode_on_device``.

@@ -15,8 +15,6 @@ from energon_lite.loading.makers.hook_errors import note_where, returned_nothing
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.order.hashing import HashDomain
 
-__all__ = ["NAME", "DeviceHook", "device_hook"]
-
 #: Name of the hook.
 NAME = "encode_on_device"
 _DEVICE = HashDomain.DEVICE_HOOK.value

@@ -20,8 +20,6 @@ import torch
 from energon_lite.loading.executors.segments import MappedSegment, mapped_at
 from energon_lite.tensors import map_tensors
 
-__all__ = ["SEGMENTS", "Arrival", "CopyEngine", "CudaEngine", "PinnedSegments"]
-
 logger = logging.getLogger(__name__)
 
 #: Flag of ``cudaHostRegister``: the memory is page-locked for all devices.

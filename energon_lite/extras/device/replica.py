@@ -27,8 +27,6 @@ from energon_lite.loading.makers.outcomes import Result
 from energon_lite.replica import Replica
 from energon_lite.tensors import map_tensors
 
-__all__ = ["ReplicaPath", "batch_checksum", "check_peers", "select_fields"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Failed:

@@ -24,8 +24,8 @@ from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.runs import Ahead
-from energon_lite.storage.read.sample_reader import Columns, SampleReader
-from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 

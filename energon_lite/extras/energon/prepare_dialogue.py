@@ -30,8 +30,9 @@ from energon_lite.storage.prepare.sample_document import (
     sample_fields,
 )
 from energon_lite.storage.read.webdataset import RawSample
-from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
+from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
+from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 
 T = TypeVar("T")
 

@@ -17,8 +17,9 @@ from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, folder_and_name
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.tar.members import Int64
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
+from energon_lite.storage.tar.tar_scan import ShardScan, unchanged_file
 
 _log = logging.getLogger(__name__)
 

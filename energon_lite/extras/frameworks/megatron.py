@@ -11,7 +11,8 @@ from energon_lite.errors import StateMismatchError, TopologyError, UsageError, c
 from energon_lite.extras.frameworks.trainer_loader import common_state
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.savable_loader import SavableDataLoader, State
+from energon_lite.loading.iterators.state import State
+from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import read_state_files
 from energon_lite.replica import Replica, Stages
 from energon_lite.worker_config import WorkerConfig

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.storage import Fitted, ImageTarget, decode_to_size
 
-__all__ = ["BatchImageDecoder", "EncodedImages"]
-
 logger = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]

@@ -14,7 +14,7 @@ from energon_lite.storage.files.shard_store import Shard, ShardRange
 from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.tar_scan import Int64
+from energon_lite.storage.tar.members import Int64
 
 #: Bytes between two wanted samples that are cheaper to read than to skip by a second request.
 _GAP = 1 << 18

@@ -22,8 +22,7 @@ from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
 from energon_lite.loading.makers.outcomes import FailureLog
 from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo
 from energon_lite.samples.sample import SourceList
-from energon_lite.storage.read.sample_reader import Columns
-from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.read.webdataset import Columns, RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader

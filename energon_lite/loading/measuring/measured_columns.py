@@ -16,6 +16,7 @@ from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measuring.runner import Shapes, Values
 from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
+    LENGTH,
     ColumnFile,
     Made,
     Ragged,
@@ -24,7 +25,7 @@ from energon_lite.storage.index.column_file import (
     writable_folder,
     write_column_file,
 )
-from energon_lite.storage.index.columns import FAILED, LENGTH, SKIP, SKIPPED
+from energon_lite.storage.index.columns import FAILED, SKIP, SKIPPED
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 #: Function that yields the values of each shard, or None for shards without known values.

@@ -35,8 +35,8 @@ from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColum
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import ColumnReader, Costs, MeasuringRunner, Values
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.column_file import Ragged, check_column_name
-from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP
+from energon_lite.storage.index.column_file import LENGTH, Ragged, check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, FAILED, SKIP
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource

@@ -18,8 +18,8 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
 from energon_lite.order.hashing import HashDomain
-from energon_lite.storage.index.column_file import Ragged, check_column_name
-from energon_lite.storage.index.columns import FAILED, LENGTH, SKIP, SKIPPED
+from energon_lite.storage.index.column_file import LENGTH, Ragged, check_column_name
+from energon_lite.storage.index.columns import FAILED, SKIP, SKIPPED
 
 #: Tag that separates the randomness of lengths from that of samples.
 _LENGTH = HashDomain.MEASURED_LENGTH.value

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.tar.tar_scan import Int64
+from energon_lite.storage.tar.members import Int64
 
 #: Samples of one block, which has a count.
 _BLOCK = 512

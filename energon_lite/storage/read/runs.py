@@ -20,7 +20,7 @@ from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from energon_lite.storage.tar.tar_scan import Int64
+from energon_lite.storage.tar.members import Int64
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.checkpointing.checkpoint import model_tensors
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place
 from energon_lite.trainer.checkpointing.tensors import check_shapes
 from energon_lite.trainer.checkpointing.weights import without_new, write_weights
 from energon_lite.trainer.conversion.huggingface_folder import (

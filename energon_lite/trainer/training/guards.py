@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import NonFiniteError, listed
-from energon_lite.trainer.checkpointing.checkpoint import Place, latest_checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
+from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh

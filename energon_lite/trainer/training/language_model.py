@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from energon_lite.errors import StateMismatchError
-from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
+from energon_lite.trainer.checkpointing.checkpoint import read_state
+from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
 from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface, load_huggingface
 from energon_lite.trainer.models.config import ModelConfig, model_changes, model_config_of

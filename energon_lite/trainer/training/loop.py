@@ -16,7 +16,8 @@ from torch import nn
 
 from energon_lite import TaskEncoder
 from energon_lite.errors import StateError, TopologyError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint
+from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch

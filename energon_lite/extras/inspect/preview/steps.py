@@ -26,7 +26,8 @@ from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Result
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
+from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 
 #: Number of cached samples: a page requests media one by one, each a part of its sample.
 _KEPT = 48
