@@ -22,6 +22,8 @@ try:
 except ImportError as error:
     raise UsageError(f"this needs accelerate: {error}", fix="pip install 'energon-lite[accelerate]'") from error
 
+__all__ = ["AccelerateLoader"]
+
 
 class _Batches(torch.utils.data.IterableDataset[Any]):
     """The loader as a data set, for ``skip_first_batches`` and other code of torch; its length is in samples."""

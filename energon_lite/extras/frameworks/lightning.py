@@ -16,6 +16,8 @@ try:
 except ImportError as error:
     raise UsageError(f"this needs lightning: {error}", fix="pip install 'energon-lite[lightning]'") from error
 
+__all__ = ["EnergonDataModule"]
+
 Make = Callable[[WorkerConfig], SavableDataset | SavableDataLoader]
 
 

@@ -17,6 +17,8 @@ from energon_lite.loading.saved_states import read_state_files
 from energon_lite.replica import Replica, Stages
 from energon_lite.worker_config import WorkerConfig
 
+__all__ = ["DataIterator", "data_iterators", "worker_config"]
+
 
 def worker_config(
     *,

@@ -23,6 +23,8 @@ from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.order.hashing import hash_ints
 
+__all__ = ["SampleKey", "SampleKeys", "fetch", "fetch_batch"]
+
 #: Numbers of the leaf, of the sample in it, and of the epoch.
 Address = tuple[int, int, int]
 

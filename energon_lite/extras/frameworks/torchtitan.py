@@ -22,6 +22,8 @@ from energon_lite.batching import PackedBatch, PaddedBatch
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.trainer_loader import common_state
 
+__all__ = ["IGNORED", "LoaderRequest", "MakeLoader", "TitanLoader", "data_loader", "model_inputs"]
+
 #: The label that torchtitan's losses ignore.
 IGNORED = -100
 

@@ -18,6 +18,8 @@ from energon_lite.loading.recipes import get_savable_loader
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import merged
 
+__all__ = ["TrainerLoader", "common_state"]
+
 
 def common_state(loader: SavableDataLoader, state: State | None = None) -> State:
     """Return the state for all data-parallel ranks, on each of them.

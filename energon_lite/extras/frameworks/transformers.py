@@ -22,6 +22,8 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import write_state_file
 
+__all__ = ["EnergonTrainerMixin", "use_loaders"]
+
 logger = logging.getLogger(__name__)
 
 

@@ -18,6 +18,8 @@ from energon_lite.errors import UsageError, field_of
 from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys
 from energon_lite.loading.iterators.state import State
 
+__all__ = ["AddressDataset"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldByAddress:
