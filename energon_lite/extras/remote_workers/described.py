@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, urlsplit
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import UsageError
 
-__all__ = ["RayWorkers", "TcpWorkers", "TlsFiles", "connect_to_ray", "host_and_port", "is_loopback", "secret_in"]
-
 #: Bytes of a secret, at least.
 _LEAST_SECRET = 16
 

@@ -15,20 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "BEAT",
-    "HELLO",
-    "MESSAGE",
-    "PROOF",
-    "REFUSAL",
-    "WELCOME",
-    "Frame",
-    "FrameError",
-    "frame",
-    "frames",
-    "send_some",
-]
-
 #: Kinds of frames: beginning and proof of a handshake, its good and bad end; a sign of life; jobs or answers.
 HELLO, PROOF, WELCOME, REFUSAL, BEAT, MESSAGE = range(6)
 _HEAD = struct.Struct("<4sB3xQ")

@@ -33,8 +33,6 @@ from energon_lite.extras.remote_workers.frames import (
     send_some,
 )
 
-__all__ = ["LARGEST_PROOF", "RefusedError", "greet", "join"]
-
 #: Version of the protocol.
 _VERSION = 1
 _HELLO = struct.Struct("<H?32s")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-__all__ = ["HostLoad"]
-
 #: Seconds between two measurements.
 _EVERY = 0.5
 _COUNTERS = Path("/proc/stat")

@@ -14,8 +14,6 @@ from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHand
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.outcomes import Result
 
-__all__ = ["MixedPool", "Pace", "RemoteHandle", "WorkerSource"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks for workers that are silent or late.

@@ -14,8 +14,6 @@ from energon_lite.errors import EnergonLiteError, UsageError, WorkerError
 from energon_lite.extras.remote_workers.described import connect_to_ray
 from energon_lite.storage.sharded_job.job import Outcome, Runner, U
 
-__all__ = ["run_units"]
-
 #: Tasks that wait or run, at least, and for each processor of the cluster.
 _LEAST, _PER_CPU = 64, 4
 #: Runs of a task whose process or machine has ended, after the first one.

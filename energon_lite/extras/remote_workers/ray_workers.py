@@ -29,8 +29,6 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 
-__all__ = ["RayChannel", "RaySource", "open_pool"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the number of actors, and between two changes of it.

@@ -17,8 +17,6 @@ from energon_lite.hooks import attributes, code_digests
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.makers.job_runner import JobRunner
 
-__all__ = ["check_card", "run_card"]
-
 #: Packages whose versions decide the values of decoded samples.
 _PACKAGES = ("torch", "numpy", "pillow", "simplejpeg", "torchcodec", "av", "webdataset")
 #: Attributes of a task encoder that are compared.

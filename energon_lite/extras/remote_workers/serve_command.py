@@ -21,8 +21,6 @@ from energon_lite.launcher import usable_cores
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["command"]
-
 
 @click.command(name="serve", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("dataset", metavar="MODULE:FUNCTION")

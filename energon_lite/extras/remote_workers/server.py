@@ -47,8 +47,6 @@ from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.loading.makers.outcomes import FailureLog
 from energon_lite.worker_config import set_worker_number
 
-__all__ = ["JobServer", "jobs_in"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two signs of life.

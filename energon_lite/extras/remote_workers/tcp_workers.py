@@ -24,8 +24,6 @@ from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.worker_handle import trainer_ends
 
-__all__ = ["TcpChannel", "TcpHandle", "TcpSource", "keep_alive", "open_pool"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds of an attempt to connect.
