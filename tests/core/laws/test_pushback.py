@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,24 +208,6 @@ def test_nothing_is_lost(
     else:  # the cut was behind the last batch, and the next epoch came as well
         assert Counter(key for pack in packs for key in pack) == Counter(dict.fromkeys(expected, 2))
     assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
-
-
-def test_a_state_from_before_they_went_on(leaf_of: Callable[..., Path]) -> None:
-    """The run goes on as it was begun: what is pushed back at a chunk's end is selected by itself."""
-    build = builder(leaf_of(50), 2, 6, 16, Greedy, 0, False)
-    dataset: Any = build(ALONE)
-    before = {name: value for name, value in dataset.identity.settings.items() if name != "pushback"}
-    released = replace(
-        dataset, plan=replace(dataset.plan, pushback=False), identity=replace(dataset.identity, settings=before)
-    )
-    old, new = get_savable_loader(released), get_savable_loader(dataset)
-    batches = iter(old)
-    begun = [next(batches) for _ in range(15)]
-    state = old.save_state_rank()
-    assert begun != [batch for _, batch in zip(range(15), new, strict=False)]
-    new.restore_state_rank(state)
-    assert [batch for _, batch in zip(range(15), new, strict=False)] == [next(batches) for _ in range(15)]
-    assert new.save_state_rank() == old.save_state_rank()
 
 
 @pytest.mark.parametrize("kind", [Full, Greedy])

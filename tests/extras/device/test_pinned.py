@@ -206,13 +206,13 @@ def test_a_run_registers_the_segments_of_its_workers_once(
     loading: tuple[SavableDataLoader, FakeMemory, PinnedSegments],
 ) -> None:
     loader, memory, segments = loading
-    warm = 0
-    for step, batch in zip(range(60), loader, strict=False):
+    for _, batch in zip(range(60), loader, strict=False):
         assert batch["x"].shape == (4, 30_000)
         assert torch.equal(batch["x"][:, 0], batch["x"][:, -1])
         assert batch["x"][:, 7].tolist() == list(batch["number"])
-        warm = memory.count("register") if step == 39 else warm
-    assert 2 <= warm == memory.count("register") <= 12 and not memory.count("unregister")
+    # How many segments two workers fill depends on time; each is registered at its first use, and stays so.
+    assert 2 <= len({address for _, address, _ in memory.log}) == memory.count("register") <= 12
+    assert not memory.count("unregister")
     assert loader.stats()["unpinned_segments"] == 0
     loader.close()
     assert not memory.now and not segments.pinned and memory.count("unregister") == memory.count("register")

@@ -109,14 +109,15 @@ def test_flat_keywords_fill_the_groups(path: Path, case: str, function: Callable
 
 def test_each_field_has_a_flat_name() -> None:
     lone: Any = object()
-    flat = {"chunk_size": lone, "chunk_remainder": lone, "lanes": lone, "length_column": lone, "length_field": lone}
+    flat = {"chunk_size": lone, "chunk_remainder": "keep", "lanes": 48, "length_column": lone, "length_field": lone}
     flat |= {"costs": lone, "max_images": lone}
     flat |= {"micro_batches_per_step": lone, **{one.name: lone for one in fields(Reading)}}
     options = DatasetOptions(Yields(), ByTokens({"strategy": "fixed"}), Chunks(), Reading())
     _, batching, chunks, reading = KEYWORDS.of_dataset(get_train_dataset, flat, options)
     assert batching is not None and batching.strategy == {"strategy": "fixed"}
     values = [getattr(group, one.name) for group in (batching, chunks, reading) for one in fields(group)]
-    assert values.count(lone) == len(values) - 1
+    assert chunks is not None and (chunks.remainder, chunks.lanes) == ("keep", 48)
+    assert values.count(lone) == len(values) - 3
 
 
 TWICE: dict[str, tuple[dict[str, Any], str]] = {
