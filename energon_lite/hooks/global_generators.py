@@ -54,15 +54,15 @@ class LendingScope:
         saved = self._saved
         try:
             if saved is not None:
-                _restore(saved)
-        except BaseException:  # interrupted while restoring
-            if saved is not None:
-                _restore(saved)
-            raise
+                try:
+                    _restore(saved)
+                except BaseException:  # interrupted while restoring
+                    _restore(saved)
+                    raise
+                finally:
+                    self._saved = None
+                    self._lock.release()
         finally:
-            if saved is not None:
-                self._saved = None
-                self._lock.release()
             _scope.reset(self._token)
 
     def hold(self) -> None:

@@ -52,7 +52,7 @@ class _GroupTable(ABC):
     def __init__(self, path: str):
         self.path = path
         self.size = size_of(path)
-        #: What is open, with the process (and thread) that opened it.
+        #: The process (and thread) that opened the file, and the open file.
         self._open: tuple[object, Any] | None = None
 
     @abstractmethod

@@ -115,7 +115,9 @@ class BatchImageDecoder:
         if (mean is None) != (std is None):
             raise UsageError("one of mean and std is given", fix="give both, or none for uint8 pixels")
         self.size, self.dtype, self.damaged = size, dtype, damaged
-        self.scale = None if mean is None or std is None else (tuple(mean), tuple(std))
+        self._scale: torch.Tensor | None = None  # mean and std, on the device
+        if mean is not None and std is not None:
+            self._scale = torch.tensor([[*mean], [*std]], dtype=dtype).view(2, 3, 1, 1)
         self.name = _PROCESSOR
         self.by_processor = self.blackened = 0
         self._device = torch.device("cpu")
@@ -124,6 +126,7 @@ class BatchImageDecoder:
     def opened(self, device: torch.device) -> str:
         """Choose the decoder for a device; return its name."""
         self.name, self._device, self._backend = _PROCESSOR, device, None
+        self._scale = None if self._scale is None else self._scale.to(device)
         reasons = []
         for name, open_backend in BACKENDS.items() if device.type == "cuda" else ():
             try:
@@ -159,9 +162,9 @@ class BatchImageDecoder:
         pixels = torch.stack(made) if made else self._black()[None][:0]
         if pixels.device != self._device:
             pixels = pixels.pin_memory().to(self._device, non_blocking=True)
-        if self.scale is None:
+        if self._scale is None:
             return pixels
-        mean, std = (torch.tensor(one, dtype=self.dtype, device=self._device).view(3, 1, 1) for one in self.scale)
+        mean, std = self._scale
         return pixels.to(self.dtype).div_(255).sub_(mean).div_(std)
 
     def _one(self, place: int, data: Bytes, decoded: torch.Tensor | None, seed: int) -> torch.Tensor:
@@ -193,7 +196,13 @@ class BatchImageDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers may be started by spawn, and never decode.
-        return self.__dict__ | {"_backend": None, "_device": torch.device("cpu"), "name": _PROCESSOR}
+        scale = None if self._scale is None else self._scale.cpu()
+        return self.__dict__ | {
+            "_backend": None,
+            "_device": torch.device("cpu"),
+            "_scale": scale,
+            "name": _PROCESSOR,
+        }
 
 
 def _resized(image: torch.Tensor, fitted: Fitted, resample: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Small random models of Hugging Face."""
+"""Small random models of Hugging Face, and random configurations of ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
+
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 
 #: ``save_model(name="hf", shard="10GB", seed=0, **config) -> folder``
 SaveModel = Callable[..., Path]
@@ -50,3 +53,39 @@ def change_config(folder: Path, **values: Any) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+#: Scalings of the rotary frequencies, and configurations of language models with any of them.
+scalings = st.builds(
+    RopeScaling,
+    factor=st.floats(1, 32),
+    low_frequency=st.floats(0.5, 1),
+    high_frequency=st.floats(2, 8),
+    original_length=st.integers(1, 9000),
+)
+scalings |= st.builds(RopeScaling, factor=st.floats(1, 32), kind=st.just("linear"))
+scalings |= st.builds(
+    RopeScaling,
+    factor=st.floats(1, 64),
+    low_frequency=st.floats(0.5, 4),
+    high_frequency=st.none() | st.floats(5, 40),
+    original_length=st.integers(1, 9000),
+    kind=st.just("yarn"),
+    attention_factor=st.none() | st.floats(0.5, 2),
+)
+configs = st.builds(
+    lambda heads, groups, traits, **more: ModelConfig(
+        hidden_size=heads * 8, num_heads=heads, num_kv_heads=groups, **traits, **more
+    ),
+    heads=st.sampled_from([4, 8]),
+    groups=st.sampled_from([1, 2, 4, None]),
+    traits=st.sampled_from([{}, {"qkv_bias": True}, {"qk_norm": True}]),
+    head_dim=st.sampled_from([None, 8, 12]),
+    num_layers=st.integers(1, 4),
+    ffn_size=st.integers(1, 100),
+    vocab_size=st.integers(1, 1000),
+    rope_theta=st.floats(1000, 1e6),
+    rope_scaling=st.none() | scalings,
+    tie_embeddings=st.booleans(),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)

@@ -5,27 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from hypothesis import given
+from transformers import AutoConfig
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
-from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_changes, model_preset
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.sequence import scaled_frequencies
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from tests.testing import examples
+from tests.trainer.conversion.small_models import configs
 
 LLAMA_2: dict[str, Any] = {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",
@@ -167,7 +157,6 @@ _SHAPE += ("vocab_size", "rms_norm_eps", "tie_word_embeddings")
 
 
 def transformers_config(values: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
 
     return AutoConfig.for_model(**values)
 
@@ -254,41 +243,6 @@ def test_a_missing_key_is_named() -> None:
         model_config({key: value for key, value in LLAMA_2.items() if key != "vocab_size"}, where="config.json")
 
 
-scalings = st.builds(
-    RopeScaling,
-    factor=st.floats(1, 32),
-    low_frequency=st.floats(0.5, 1),
-    high_frequency=st.floats(2, 8),
-    original_length=st.integers(1, 9000),
-)
-scalings |= st.builds(RopeScaling, factor=st.floats(1, 32), kind=st.just("linear"))
-scalings |= st.builds(
-    RopeScaling,
-    factor=st.floats(1, 64),
-    low_frequency=st.floats(0.5, 4),
-    high_frequency=st.none() | st.floats(5, 40),
-    original_length=st.integers(1, 9000),
-    kind=st.just("yarn"),
-    attention_factor=st.none() | st.floats(0.5, 2),
-)
-configs = st.builds(
-    lambda heads, groups, traits, **more: ModelConfig(
-        hidden_size=heads * 8, num_heads=heads, num_kv_heads=groups, **traits, **more
-    ),
-    heads=st.sampled_from([4, 8]),
-    groups=st.sampled_from([1, 2, 4, None]),
-    traits=st.sampled_from([{}, {"qkv_bias": True}, {"qk_norm": True}]),
-    head_dim=st.sampled_from([None, 8, 12]),
-    num_layers=st.integers(1, 4),
-    ffn_size=st.integers(1, 100),
-    vocab_size=st.integers(1, 1000),
-    rope_theta=st.floats(1000, 1e6),
-    rope_scaling=st.none() | scalings,
-    tie_embeddings=st.booleans(),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
-)
-
-
 @given(configs, configs)
 def test_there_and_back(config: ModelConfig, other: ModelConfig) -> None:
     told = huggingface_config(config, config.torch_dtype)
@@ -305,54 +259,6 @@ def test_there_and_back(config: ModelConfig, other: ModelConfig) -> None:
     assert corrected["mine"] == 1
     assert not model_changes(model_config(corrected, where="", ignore=["mine"]), other, ["patch_size"])
     assert corrected["rope_theta"] == other.rope_theta and corrected["vocab_size"] == other.vocab_size
-
-
-@contextmanager
-def in_double() -> Iterator[None]:
-    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
-    with ExitStack() as stack:
-        for owner, name, wide in (
-            (torch, "float", torch.float64),
-            (torch, "float32", torch.float64),
-            (torch.Tensor, "float", torch.Tensor.double),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, wide))
-        yield
-
-
-@settings(max_examples=examples(20), deadline=None)
-@given(configs, scalings)
-def test_logits_of_scaled_rotations_are_theirs(config: ModelConfig, scaling: RopeScaling) -> None:
-    """The logits, in float64."""
-    config = dataclasses.replace(config, rope_scaling=scaling, dtype="float64", vocab_size=50, init_std=0.2)
-    told = AutoConfig.for_model(**huggingface_config(config, torch.float64))
-    ours = LlamaModel(config, ParallelMesh(), seed=3)
-    tokens = torch.arange(40)[None]
-    with torch.no_grad(), in_double():
-        theirs = AutoModelForCausalLM.from_config(told, attn_implementation="eager").double()
-        for name, p in ours.named_parameters():
-            parameter = theirs.get_parameter(huggingface_name(name))
-            parameter.copy_(p[: len(parameter)])
-        wanted = theirs(tokens).logits
-    torch.testing.assert_close(ours.all_logits(tokens), wanted, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_frequencies_are_theirs(kind: str) -> None:
-    """Of 60 models each: widths of heads, bases, former lengths, and bounds of the waves that are kept."""
-    draw = random.Random(0)
-    for _ in range(60):
-        width, theta = draw.choice([8, 12, 64, 96, 128]), draw.choice([1e3, 1e4, 5e5, 1e6])
-        scaling = RopeScaling(
-            draw.uniform(1, 64), draw.uniform(0.5, 4), draw.uniform(5, 40), draw.randint(8, 40_000), kind
-        )
-        config = ModelConfig(head_dim=width, rope_theta=theta, rope_scaling=scaling)
-        with in_double():
-            told = AutoConfig.for_model(**huggingface_config(config, torch.float32))
-            wanted, size = ROPE_INIT_FUNCTIONS[kind](told, "cpu")
-        plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        torch.testing.assert_close(scaled_frequencies(plain, scaling, theta), wanted, rtol=1e-12, atol=0)
-        assert scaling.attention_factor == pytest.approx(size, rel=1e-12)
 
 
 def test_yarn_as_qwen_writes_it() -> None:
