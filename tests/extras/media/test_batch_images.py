@@ -19,6 +19,7 @@ from PIL import Image
 from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.extras.media import BatchImageDecoder, EncodedImages, batch_images
+from energon_lite.hooks.fingerprint import attributes
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.storage import ImageSize, RandomCrop, SampleDecoder, decode_to_size
 from energon_lite.tensors import map_tensors
@@ -184,6 +185,16 @@ def test_a_run_with_workers_is_one_without(tmp_path: Any) -> None:
             state = loader.save_state_rank()
             assert state is not None and state["device_decoder"] == "the processor"
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and found[0][0].any()
+
+
+def test_an_encoder_is_the_same_after_its_decoder_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and stores of samples compare the encoder of a trainer, which may have moved to a GPU."""
+    monkeypatch.setattr(batch_images, "BACKENDS", {"works": lambda device: ("1.2", full_decoder())})
+    encoder = Pictures()
+    encoder.device_decoder = BatchImageDecoder(ImageSize(16))
+    before = [*attributes(encoder, "self")]
+    encoder.device_decoder.opened(torch.device("cuda:0"))
+    assert encoder.device_decoder.name == "works 1.2" and [*attributes(encoder, "self")] == before
 
 
 def turned_picture() -> bytes:
