@@ -47,12 +47,16 @@ def test_the_flight_recorder_is_set_up_before_nccl_is(monkeypatch: pytest.Monkey
     }
 
 
-def test_the_attention_that_is_used_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_attention_that_is_used_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, deterministic: bool
+) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     caplog.set_level(logging.INFO)
     for visible in (True, False):
         prepare_attention(config(), torch.device("cpu"), visible=visible)
     (line,) = caplog.messages
-    assert line == "attention: sdpa; deterministic: False"
+    assert line == f"attention: sdpa; deterministic: {deterministic}"
 
 
 def test_memory_is_recorded_of_a_gpu_and_in_a_window(alone: ParallelMesh) -> None:
