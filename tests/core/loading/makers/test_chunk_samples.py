@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -41,18 +40,23 @@ def test_requests_of_a_chunk_are_made_at_the_same_time(
     leaf_of: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = keys(leaf_of(200), 12)
-    read, lock = ShardStore.read, threading.Lock()
+    read, changed = ShardStore.read, threading.Condition()
     now = most = 0
 
     def watched(self: ShardStore, *arguments: Any) -> bytes:
+        """Read once five requests are open, after a sixth has had the time to come."""
         nonlocal now, most
-        with lock:
-            now, most = now + 1, max(most, now + 1)
-        time.sleep(0.005)
+        with changed:
+            now, first = now + 1, most < 5
+            most = max(most, now)
+            changed.notify_all()
+            changed.wait_for(lambda: most >= 5, timeout=1)
+            if first:
+                changed.wait_for(lambda: most > 5, timeout=0.05)
         try:
             return read(self, *arguments)
         finally:
-            with lock:
+            with changed:
                 now -= 1
 
     monkeypatch.setattr(ShardStore, "read", watched)
