@@ -183,6 +183,7 @@ def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 
                 send(worker, tickets)
 
             pool._send = noting
+            assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
             for _ in islice(loader, batches):
                 time.sleep(step)
     return makers
