@@ -17,7 +17,7 @@ from energon_lite.loading.makers.outcomes import Result
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks for workers that are silent or late.
-_LOOK = 0.1
+_LOOK = 0.2
 #: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
 _SILENT, _GONE = 0.6, 10.0
 #: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs;
