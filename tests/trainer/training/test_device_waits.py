@@ -1,4 +1,4 @@
-"""No step waits for the device, whatever its rows and its model; a save and an evaluation do a fixed number of times."""
+"""No step waits for the device, whatever its rows and model; a save and an evaluation do a fixed number of times."""
 
 from __future__ import annotations
 
