@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import UsageError
+from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
 from tests.testing import take
 from tests.trainer.parallel.rank_processes import run_ranks
@@ -114,6 +114,8 @@ def test_all_ranks_together(leaf_of: Any, tmp_path: Path) -> None:
     def one(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         loader = loader_of(path, rank, 2, seconds=5e-3 * rank)
         take(loader, 8)
+        with pytest.raises(TopologyError, match="world_size is 3, but the data-parallel group has 2 ranks"):
+            loader_of(path, rank, 3).gather_stats()
         return loader.stats(), loader.gather_stats()
 
     (first, both), (second, same) = run_ranks(2, one, folder=tmp_path)
