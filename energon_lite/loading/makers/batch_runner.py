@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -241,8 +241,6 @@ class BatchRunner(JobRunner):
             every = self.hooked_together(together, addresses, context, batch_index)
         if every is not together and not attempt and not self.samples_draw and self.services.store is None:
             every = self._watched(every, addresses, context, batch_index)
-        elif together is not None:
-            every = list(every)
         if isinstance(every, list) and Rejected not in map(type, every):
             outcomes += map(_LEAF_OF, addresses)
             return every, addresses
@@ -268,30 +266,29 @@ class BatchRunner(JobRunner):
 
     def _watched(
         self, samples: Iterable[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
-    ) -> list[Any]:
+    ) -> Iterable[Any]:
         """Return samples whose hooks have not run yet; the global generators are watched meanwhile.
 
         At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
         they draw: then their samples are made again, and hooks are seeded from then on.
         """
-        if self.samples_draw is None:
-            is_alone = context.watch(seeds=True)
-            seeded = list(samples)
-            self.samples_draw = context.drew() or not is_alone
-            return seeded
+        seeds = self.samples_draw is None
+        is_alone = context.watch(seeds=seeds)
         made = list[Any]()
-        while len(made) < len(addresses):
-            done = len(made)
-            context.watch(seeds=False)
-            with suppress(UnseededDraw):
-                for sample in samples:
-                    made.append(sample)
-                    if type(sample) is Rejected:
-                        break  # it has been reported, and is not made again
-            self.samples_draw = context.drew()
-            if self.samples_draw:
-                return [*made[:done], *self.make(addresses[done:], context, 0, batch_index)]
-        return made
+        with suppress(UnseededDraw):
+            for sample in samples:
+                made.append(sample)
+                if type(sample) is Rejected:
+                    break  # its replacements are seeded, and made before the other samples
+        self.samples_draw = context.drew() or (seeds and not is_alone)
+        if self.samples_draw and not seeds:
+            return self.make(addresses, context, 0, batch_index)
+        left = addresses[len(made) :]
+
+        def rest() -> Iterator[Any]:
+            yield from samples if self.samples_draw else self._watched(samples, left, context, batch_index)
+
+        return chain(made, rest()) if left else made
 
     def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
         batch: Any = samples
