@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv style check test demo charts docs docs-serve bench clean
+.PHONY: help venv style check quick-tests test all-tests demo charts docs docs-serve bench clean
 
 # The site needs neither torch nor the rest of $(VENV): docstrings are read, not imported.
 DOCS_VENV := .venv-docs
@@ -35,13 +35,15 @@ help:
 venv: $(STAMP)
 
 # torch first and alone: with the version given exactly, pip takes a local CPU build if the machine offers one, and
-# the other packages then find it installed instead of resolving it again.
+# the other packages then find it installed instead of resolving it again. Compiled on all processors, where pip takes
+# one; some packages bring files that are no Python, which is no error.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed; set PYTHON=...")'
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "== installing into $(VENV) (some minutes the first time)"
-	@$(PIP) install -qq -c constraints.txt torch==2.13.0
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@$(PIP) install -qq --no-compile -c constraints.txt torch==2.13.0
+	@$(PIP) install -qq --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
 style: venv
@@ -54,12 +56,19 @@ style: venv
 	@echo "== import contract"
 	@$(BIN)/lint-imports --no-logo
 
-check: style
+# Tests wait a sixth of their time: style is checked beside them. If one fails, the other still runs to its end.
+check: venv
+	@$(MAKE) --no-print-directory -j 2 style quick-tests
+
+test: venv
+	@$(MAKE) --no-print-directory -j 2 style all-tests
+
+quick-tests: venv
 	@echo "== pytest, without $(LEFT_OUT) and what is marked as slow"
 	@HYPOTHESIS_PROFILE=check $(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" \
 		$(addprefix --ignore=tests/,$(LEFT_OUT))
 
-test: style
+all-tests: venv
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -n 2 -q
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

@@ -18,6 +18,7 @@ from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
+from tests.testing import nightly_but
 
 Write = Callable[..., Path]
 
@@ -66,7 +67,8 @@ def test_what_is_usual_is_not_too_deep(write: Write) -> None:
     assert load_yaml(write("[" * 50 + "]" * 50, "doc.json")).value is not None
 
 
-@pytest.mark.parametrize("times", [10, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", nightly_but({1}, [10, 2]))
 def test_aliases_take_neither_time_nor_memory(write: Write, times: int) -> None:
     """A few hundred bytes that stand for a billion values."""
     lines = ["a0: &a0 [x]"]
@@ -227,6 +229,7 @@ JUNK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 def test_a_changed_document_is_read_or_refused_by_us(write: Write, name: str, data: st.DataObject) -> None:

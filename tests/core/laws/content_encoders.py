@@ -165,10 +165,3 @@ contents = st.builds(
     batch_size=st.sampled_from([None, 1, 2, 3]),
     late=st.booleans(),
 ).filter(lambda content: content.decides)
-
-
-def names_in(batches: list[Any]) -> list[str]:
-    """Names of the samples in batches of packs, packs, batches, or by themselves."""
-    keys = [batch["__key__"] for batch in batches if batch is not None]
-    names = [name for key in keys for name in ([key] if isinstance(key, str) else key)]
-    return [part.split(".")[0] for name in names for part in name.split("+")]

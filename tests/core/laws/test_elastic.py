@@ -75,7 +75,7 @@ def check_chain(cluster: Any, leaf_of: Any, pipeline: Pipeline, parts: list[tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(14))
+@settings(max_examples=examples(10))
 @given(data=st.data(), parts=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any, leaf_of: Any, kind: str, data: st.DataObject, parts: Any
@@ -96,7 +96,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, kind: str, part: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(8))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int
@@ -114,23 +114,3 @@ def test_each_batch_again_from_its_key(
         key = batch["__restore_key__"] if isinstance(batch, dict) else batch.__restore_key__
         assert same(other.restore_sample(json.loads(json.dumps(key))), batch)
     assert other.save_state_rank() == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(8))
-@given(data=st.data(), steps=st.integers(0, 6), workers=st.sampled_from([0, 0, 0, 2]))
-def test_saving_and_restoring_in_the_middle_of_a_loop(
-    cluster: Any, leaf_of: Any, kind: str, data: st.DataObject, steps: int, workers: int
-) -> None:
-    """On the same ranks, the own state of each is enough."""
-    pipeline = data.draw(KINDS[kind])
-    world = data.draw(st.sampled_from(pipeline.worlds))
-    with cluster(pipeline.builder(leaf_of), world, workers) as ranks:
-        with starving():
-            ranks.steps(steps)
-            states = ranks.states()
-            expected = list(map(plain, ranks.steps(3)))
-        for loader, state in zip(ranks.loaders, states, strict=True):
-            loader.restore_state_rank(state)
-        assert ranks.states() == states
-        assert list(map(plain, ranks.steps(3))) == expected

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError
-from tests.core.laws.content_encoders import Content, contents, names_in
-from tests.testing import ALONE, alone, examples
-
-
-@settings(max_examples=examples(40))
-@given(
-    content=contents,
-    skips=st.sampled_from([0, 3, 6]),
-    workers=st.sampled_from([0, 0, 0, 2]),
-    remainder=st.sampled_from(["keep", "drop"]),
-)
-def test_every_sample_is_delivered_or_counted(
-    leaf_of: Any, content: Content, skips: int, workers: int, remainder: str
-) -> None:
-    content = replace(content, skips=skips, yields=False, groups=content.groups or (0 if content.packing else 2))
-    dataset = get_val_dataset(
-        leaf_of(60, "a"),
-        worker_config=alone(workers),
-        chunk_size=3 * (content.packing or 4),
-        chunk_remainder=remainder,
-        **content.arguments(),
-    )
-    with get_loader(dataset) as loader:
-        delivered = names_in(list(loader))
-        stats = loader.stats()
-    assert len(set(delivered)) == len(delivered) == stats["samples"]
-    assert stats["samples"] + stats["skipped"] + stats["failed"] + stats["dropped"] == 60
-    assert skips or not stats["skipped"] + stats["failed"]
+from tests.core.laws.content_encoders import Content
+from tests.testing import ALONE, alone
 
 
 @pytest.mark.parametrize("remainder", [None, "keep", "drop"])

@@ -6,60 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
-from tests.core.laws.content_encoders import Content, contents
-from tests.testing import ALONE, examples
-
-
-def _steps(per_rank: list[list[Any]]) -> list[Any]:
-    """The batches that have samples, in the order of the run."""
-    assert len({len(batches) for batches in per_rank}) == 1  # nobody made more steps than another
-    return [batch for step in zip(*per_rank, strict=True) for batch in step if batch is not None and batch["__key__"]]
-
-
-@settings(max_examples=examples(40))
-@given(content=contents, lanes=st.sampled_from([1, 2, 4]), cut=st.integers(0, 20), train=st.booleans(), data=st.data())
-def test_a_pass_goes_on_where_it_was_cut(
-    on_ranks: Any, leaf_of: Any, content: Content, lanes: int, cut: int, train: bool, data: st.DataObject
-) -> None:
-    leaf, build = leaf_of(40, "a"), get_train_dataset if train else get_val_dataset
-    worlds = [world for world in (1, 2, 4) if lanes % world == 0]
-    before, after = data.draw(st.sampled_from(worlds)), data.draw(st.sampled_from(worlds))
-
-    def loader(rank: int, world: int) -> Any:
-        arguments: dict[str, Any] = {**content.arguments(), **({"repeat": False} if train else {})}
-        config = WorkerConfig(rank=rank, world_size=world)
-        size = 2 * (content.packing or 3)
-        return get_savable_loader(build(leaf, worker_config=config, chunk_size=size, lanes=lanes, **arguments))
-
-    def begin(rank: int) -> Any:
-        one = loader(rank, before)
-        batches = [batch for _, batch in zip(range(cut), one, strict=False)]
-        return batches, one.save_state_rank()
-
-    began = on_ranks(before, begin)
-    states = [state for _, state in began]
-
-    def go_on(rank: int) -> Any:
-        one = loader(rank, after)
-        one.restore_state_global(states)
-        return [list(one), list(one)]
-
-    went_on = on_ranks(after, go_on)
-    alone = loader(0, 1)
-    passes = [[batch["__key__"] for batch in alone] for _ in range(3)]
-    head = [batch["__key__"] for batch in _steps([batches for batches, _ in began])]
-    tail, following = (
-        [batch["__key__"] for batch in _steps([result[number] for result in went_on])] for number in range(2)
-    )
-    if len(head) == len(passes[0]):  # cut behind the last batch: the next loop is the next pass
-        assert [head, tail, following] == passes
-    else:
-        assert [head + tail, following] == passes[:2]
+from tests.core.laws.content_encoders import Content
+from tests.testing import ALONE
 
 
 def test_without_a_group_the_first_pass_says_what_to_do(leaf_of: Any) -> None:

@@ -197,10 +197,9 @@ def test_equal_on_any_ranks_and_workers(crude: Any, name: str, world: int, worke
     assert _batches(crude, name, 12, world=world, workers=workers, start=start) == _alone(crude, name)
 
 
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_equal_however_processes_are_started(crude: Any, start: str) -> None:
-    for name in ("planned", "packs"):
-        assert _batches(crude, name, 12, workers=1, start=start) == _alone(crude, name)
+@pytest.mark.parametrize(("start", "name"), [("forkserver", "planned"), ("spawn", "packs")])
+def test_equal_however_processes_are_started(crude: Any, start: str, name: str) -> None:
+    assert _batches(crude, name, 12, workers=1, start=start) == _alone(crude, name)
 
 
 @settings(max_examples=examples(20))

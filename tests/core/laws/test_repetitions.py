@@ -52,20 +52,6 @@ def _val(path: Any, **options: Any) -> list[str]:
 # -- repetitions ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("worker_count", [0, 2])
-def test_one_and_a_half_times_a_hundred(write_epochs: WriteBlend, worker_count: int) -> None:
-    dataset = get_train_dataset(
-        write_epochs([(100, 1.5)]), batch_size=8, repeat=False, worker_config=_config(num_workers=worker_count)
-    )
-    with get_savable_loader(dataset) as loader:
-        epochs = [_texts(list(loader)) for _ in range(4)]
-    assert [len(epoch) for epoch in epochs] == [150] * 4
-    for first, second in (epochs[:2], epochs[2:]):
-        assert set(Counter(first).values()) == {1, 2}
-        assert Counter(first + second) == Counter({f"a-{i}": 3 for i in range(100)})
-    assert epochs[0] != epochs[2]
-
-
 @settings(max_examples=examples(12))
 @given(blend=repeated, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(

@@ -132,12 +132,6 @@ def measured(*options: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
-@pytest.mark.slow
-def test_workers_do_not_grow_over_a_hundred_thousand_samples() -> None:
-    assert measured("--only", "workers")["growth per worker"] < 20
-
-
 @pytest.mark.nightly
 def test_the_marks_at_full_size() -> None:
     """10,000 shards, an index of 10**8 samples, an epoch of 10**6; 8 GB of disk."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -244,15 +242,3 @@ class TestPickling:
         (data / ".nv-meta/energon_lite.idx").unlink()
         with pytest.raises(DataIndexError, match="removed while it was in use"):
             pickle.loads(pickled).key(0)
-
-
-def test_columns_of_the_chosen_samples(data: Path) -> None:
-    write_column(data, "length", np.arange(10) * 11)
-    source = WebdatasetSource.open(data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")])
-    assert list(source.column("length")) == [77, 88, 99, 0, 22, 33]
-    part = WebdatasetSource.open(
-        data, shards=["sub/c.tar", "a.tar"], excluded_samples=[("a.tar", "1")], subset=Part(2, 6, samples=7)
-    )
-    assert list(part.column("length")) == [99, 0, 22]
-    with pytest.raises(DataIndexError, match="no column 'tokens'"):
-        source.column("tokens")

@@ -135,8 +135,9 @@ class Costs(TaskEncoder):
 
 
 @pytest.fixture
-def texts(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
-    shards = {f"{s}.tar": [(f"{s}{n}", {"txt": str(n % 5).encode()}) for n in range(300)] for s in "ab"}
+def texts(request: pytest.FixtureRequest, write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
+    count = getattr(request, "param", 300)
+    shards = {f"{s}.tar": [(f"{s}{n}", {"txt": str(n % 5).encode()}) for n in range(count)] for s in "ab"}
     return write_dataset(tmp_path / "texts", shards)
 
 
@@ -146,8 +147,8 @@ def run(data: Path, encoder: TaskEncoder, code: str = "", **options: Any) -> Mea
     return measure(MeasuringRunner(leaf, encoder, SampleLength(encoder)), Maker({"by": "test"}, code), **options)
 
 
-def check(data: Path) -> None:
-    lengths = [n % 5 for n in range(300)] * 2
+def check(data: Path, count: int = 300) -> None:
+    lengths = [n % 5 for n in range(count)] * 2
     assert values_of(data, "length") == lengths
     assert values_of(data, "double") == [2 * n for n in lengths]
     assert values_of(data, "odd") == [n % 2 for n in lengths]
@@ -210,11 +211,12 @@ def test_a_column_is_of_one_kind() -> None:
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
+@pytest.mark.parametrize("texts", [30], indirect=True)
 def test_killed_at_any_step_it_goes_on(texts: Path) -> None:
     folder = texts / ".nv-meta/energon_lite.columns"
     for _ in killed_at_every_step(lambda: run(texts, Costs()), lambda: shutil.rmtree(folder, ignore_errors=True)):
         run(texts, Costs())
-        check(texts)
+        check(texts, 30)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12), st.data())

@@ -18,7 +18,6 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
@@ -53,29 +52,6 @@ def test_threads_give_the_same_batches(leaf_of: Any) -> None:
         assert alone.stats()["reasons"] == threads.stats()["reasons"] and threads.stats()["failed"] > 0
 
 
-def test_the_default_hooks(leaf_of: Any) -> None:
-    with _loader(leaf_of(50), 0) as alone, _loader(leaf_of(50), 3) as threads:
-        for _, one, other in zip(range(40), alone, threads, strict=False):
-            assert one == other
-
-
-class Pairs(Draws):
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
-
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        return {"texts": [sample["text"] for sample in samples]}
-
-
-def test_chunks(leaf_of: Any) -> None:
-    with (
-        _loader(leaf_of(50), 0, encoder=Pairs(), packing_buffer_size=8) as alone,
-        _loader(leaf_of(50), 2, encoder=Pairs(), packing_buffer_size=8) as threads,
-    ):
-        for _, one, other in zip(range(20), alone, threads, strict=False):
-            assert one == other
-
-
 def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
     with _loader(leaf_of(50), 0) as alone, _loader(leaf_of(50), 2) as threads:
         expected = [batch.__key__ for batch in take(alone, 12)]
@@ -89,13 +65,6 @@ def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
         assert not [one for one in threading.enumerate() if one.name.startswith("energon-lite-thread")]
         found += [batch.__key__ for batch in take(threads, 4)]
     assert found == expected
-
-
-def test_validation_ends(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_val_dataset(leaf_of(50), batch_size=4, worker_config=config)
-    with get_savable_loader(dataset, start_method="thread") as loader:
-        assert [text for batch in loader for text in batch.text] == [f"a-{number}" for number in range(50)]
 
 
 def test_an_error_reaches_the_caller(leaf_of: Any) -> None:

@@ -120,7 +120,7 @@ def _gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", nightly_but({0, 2}, ["fork", "forkserver", "spawn"]))
 def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: Any, tmp_path: Path, method: Any) -> None:
     def train() -> None:
         forkserver._forkserver.__init__()  # type: ignore[misc]  # the tests' own, if there is one, serves no other

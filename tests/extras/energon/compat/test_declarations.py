@@ -188,31 +188,6 @@ def test_declarations(data: tuple[Path, Any], start: int) -> None:
     assert outcomes.count("equal") >= 4, outcomes
 
 
-def test_declarations_behind_a_url(data: tuple[Path, Any]) -> None:
-    """The same documents and data in a store give the same samples, in the same order."""
-    root, store = data[0], fsspec.filesystem("memory")
-    for seed in range(0, QUICK, 8):
-        document = declaration(seed)
-        path = root / f"declared-{seed}.yaml"
-        path.write_text(written(document, root))
-        store.pipe_file(f"/declared/{path.name}", path.read_bytes())
-        local, found = _ours_or_error(path, document), _ours_or_error(f"memory://declared/{path.name}", document)
-        if isinstance(found, str) or isinstance(local, str):
-            assert found == local
-            continue
-        assert len(found) == len(local)
-        for one, other in zip(found, local, strict=True):
-            assert _content(_plain(data, one)) == _content(_plain(data, other)), document
-
-
-def _ours_or_error(path: Any, document: dict[str, Any]) -> Any:
-    (split,) = document["splits"]
-    try:
-        return our_one_pass(path, split, "blend_epochized" in document["splits"][split])
-    except EnergonLiteError as error:
-        return type(error).__name__
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("start", range(QUICK, ALL, 32))
 def test_many_declarations(data: tuple[Path, Any], start: int) -> None:

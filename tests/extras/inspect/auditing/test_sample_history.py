@@ -28,7 +28,7 @@ WriteDataset = Callable[..., Path]
 @pytest.fixture
 def blend(tmp_path: Path, write_dataset: WriteDataset) -> dict[str, Any]:
     """Two data sets of texts, the second with a subset of its samples."""
-    for name, count in (("a", 40), ("b", 25)):
+    for name, count in (("a", 20), ("b", 15)):
         shards = {
             f"{part}.tar": [(f"{name}{part}{number:03d}", {"txt": b"some text"}) for number in range(count)]
             for part in (0, 1)
@@ -63,7 +63,7 @@ def check(dataset: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("window", [{}, {"shuffle_buffer_size": 30, "max_samples_per_sequence": 4}])
 def test_of_a_number_of_samples(blend: Any, window: Any) -> None:
-    check(get_train_dataset(blend, batch_size=3, worker_config=ALONE, **window), 90)
+    check(get_train_dataset(blend, batch_size=3, worker_config=ALONE, **window), 45)
 
 
 def test_in_passes(tmp_path: Path, blend: Any) -> None:
@@ -74,19 +74,19 @@ def test_in_passes(tmp_path: Path, blend: Any) -> None:
         state = loader.state_dict()
     assert state["pass_number"] == 2
     keys = [key for batches in (*every, half) for batch in batches for key in batch.__key__]
-    for index in range(80):
+    for index in range(40):
         history = sample_history(dataset, 0, index, state)
         # The batch behind the ten was taken from the loader, too.
         assert history.times - keys.count(history.key) in (0, 1), history
     assert (
-        sum(sample_history(dataset, 0, index, state).times for index in range(80)) == 26 * 3 * 2 + state["position"] * 3
+        sum(sample_history(dataset, 0, index, state).times for index in range(40)) == 13 * 3 * 2 + state["position"] * 3
     )
 
 
 def test_of_validation(blend: Any) -> None:
     dataset = get_val_dataset(blend, batch_size=7, worker_config=ALONE)
     history = sample_history(dataset, 1, 3, None)
-    assert history.times == 0 and history.coming is not None and history.coming.micro_batch == (80 + 3) // 7
+    assert history.times == 0 and history.coming is not None and history.coming.micro_batch == (40 + 3) // 7
 
 
 @pytest.mark.usefixtures("known_lengths")
@@ -98,7 +98,7 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
     dataset = get_train_dataset(
         blend, batching=batching, chunk_size=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
     )
-    check(dataset, 62)
+    check(dataset, 31)
 
 
 @pytest.mark.usefixtures("known_lengths")
@@ -107,7 +107,7 @@ def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
 
     batching = BestFit(Capacity(30), oversize="drop")
     dataset = get_train_dataset(blend, batching=batching, chunk_size=50, task_encoder=Tokens(), worker_config=ALONE)
-    long = next(index for index in range(80) if index * 37 % 60 + 1 > 30)
+    long = next(index for index in range(40) if index * 37 % 60 + 1 > 30)
     with get_savable_loader(dataset) as loader:
         take(loader, 100)
         state = loader.save_state_rank()
@@ -131,7 +131,7 @@ def test_in_lanes(blend: Any, world: int) -> None:
 
     loaders = [get_savable_loader(build(rank)) for rank in range(world)]
     iterators = [iter(loader) for loader in loaders]
-    keys = [key for _ in range(60 // world) for one in iterators for key in next(one).__key__]
+    keys = [key for _ in range(30 // world) for one in iterators for key in next(one).__key__]
     from energon_lite.loading.saved_states import merged
 
     state = merged([loader.save_state_rank() for loader in loaders])
