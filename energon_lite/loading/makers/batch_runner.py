@@ -137,7 +137,7 @@ class BatchRunner(JobRunner):
             watches = not self._batches_draw and not attempt and len(result.outcomes) == len(samples)
             try:
                 make = self._watched_batch if watches else self._batch
-                result.batch = make(samples, places, job, context)
+                result.batch = make(samples, places, job, context, attempt)
             except UnseededDraw:
                 result.outcomes = []
                 return self._fill(result, job, addresses, context)
@@ -285,11 +285,15 @@ class BatchRunner(JobRunner):
             done += len(made)
             yield from made
 
-    def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
+    def _batch(
+        self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext, attempt: int = 0
+    ) -> Any:
         batch: Any = samples
+        # A batch that failed by chance has other random numbers in the next attempt.
+        again = (0, attempt) if attempt else ()
         for name in self._batch_hooks:
             # Each hook has its own seed, so that its random numbers do not depend on how many another hook drew.
-            origin = (_BATCH, job.pass_number, job.number, *(() if name == "batch" else (1,)))
+            origin = (_BATCH, job.pass_number, job.number, *(() if name == "batch" else (1,)), *again)
             context.move(self.seed, *origin, batch_index=job.number)
             hook = getattr(self.encoder, name)
             try:
@@ -299,7 +303,9 @@ class BatchRunner(JobRunner):
         set_restore_key(batch, job.key)
         return batch
 
-    def _watched_batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
+    def _watched_batch(
+        self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext, attempt: int
+    ) -> Any:
         """:meth:`_batch` while the global generators are watched, as in :meth:`_watched`.
 
         Raises:
@@ -308,7 +314,7 @@ class BatchRunner(JobRunner):
         seeds = self._batches_draw is None
         is_alone = context.watch(seeds=seeds)
         try:
-            batch = self._batch(samples, places, job, context)
+            batch = self._batch(samples, places, job, context, attempt)
         finally:
             self._batches_draw = context.drew() or not is_alone
         if self._batches_draw and not seeds:
