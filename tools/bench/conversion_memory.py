@@ -25,7 +25,7 @@ import torch
 
 from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
+from energon_lite.trainer.conversion.safetensors_file import TensorType, write_safetensors
 from energon_lite.trainer.conversion.tensor_names import huggingface_name, model_shapes
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
@@ -81,10 +81,10 @@ def write_model(folder: Path, config: ModelConfig, shard_bytes: int) -> int:
     sizes = {name: 4 * torch.Size(shape).numel() for name, shape in shapes.items()}
     division = divide({name: TensorType(torch.float32, shape) for name, shape in shapes.items()}, shard_bytes)
     for file, (names, _) in division.items():
-        writer = SafetensorsWriter(folder / file, {name: (torch.float32, shapes[name]) for name in names}, None)
-        for name in names:
-            writer.put(name, Box((0,) * len(shapes[name]), shapes[name]), torch.randn(shapes[name]))
-        writer.finish()
+        types = {name: (torch.float32, shapes[name]) for name in names}
+        with write_safetensors(folder / file, types, None) as writer:
+            for name in names:
+                writer.put(name, Box((0,) * len(shapes[name]), shapes[name]), torch.randn(shapes[name]))
     where = {name: file for file, (names, _) in division.items() for name in names}
     (folder / "model.safetensors.index.json").write_bytes(index_json(where, sum(sizes.values()), 0))
     (folder / "config.json").write_text(json.dumps(huggingface_config(config, torch.float32)))

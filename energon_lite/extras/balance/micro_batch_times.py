@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,9 @@ class MicroBatchTimes:
 
     Example:
         >>> times = MicroBatchTimes(10, "output", config.model, mesh)
-        >>> recorder = times.recorder(20)
-        >>> launch_step(..., record=recorder)
-        >>> times.measured(20, recorder, micro_batches)
+        >>> with times.step(20, micro_batches, metrics) as record:
+        ...     launch_step(..., record=record)
+        >>> metrics
         {'rank_balance': 0.93, 'cost_error': 0.04}
     """
 
@@ -56,13 +57,26 @@ class MicroBatchTimes:
         self.path = Path(output) / TIMES_FILE
         self.model = model
         self.mesh = mesh
-        self._first = True
+        self._last = 0  # number of the last step
         self._costs = cost_model_of(model)
 
-    def recorder(self, step: int) -> PassTimes | None:
-        """Return the ``record`` argument of :func:`run_pipeline` for a step; None if it is not measured."""
-        first, self._first = self._first, False
-        return None if first or step % self.every else PassTimes(self.mesh.device)
+    @contextmanager
+    def step(
+        self, number: int, micro_batches: Sequence[MultimodalBatch | None], metrics: dict[str, float]
+    ) -> Iterator[PassTimes | None]:
+        """Surround a step; yields the ``record`` argument of :func:`run_pipeline`, or None if it is not measured.
+
+        Args:
+            number: the step, from 1.
+            micro_batches: this rank's.
+            metrics: filled with those of :meth:`measured`.
+        """
+        first, self._last = not self._last, number
+        if first or number % self.every:
+            yield None
+            return
+        yield (passes := PassTimes(self.mesh.device))
+        metrics |= self.measured(number, passes, micro_batches)
 
     def measured(
         self, step: int, passes: PassTimes, micro_batches: Sequence[MultimodalBatch | None]
@@ -108,13 +122,13 @@ class MicroBatchTimes:
         device = torch.cuda.get_device_name(self.mesh.device) if self.mesh.device.type == "cuda" else "cpu"
         return f"{self.mesh} on {device}"
 
-    def finish(self, step: int) -> None:
-        """Fit a cost model to the measurements up to a step, and write it into the run's folder.
+    def close(self) -> None:
+        """Fit a cost model to the measurements up to the last step, and write it into the run's folder.
 
         An existing file is kept: a run that plans by it could not be resumed with other costs.
         """
-        path = self.path.with_name(COSTS_FILE.format(step=step))
-        if not (self.mesh.is_main and self.path.exists()) or path.exists():
+        path = self.path.with_name(COSTS_FILE.format(step=self._last))
+        if not (self.mesh.is_main and self._last and self.path.exists()) or path.exists():
             return
         try:
             fit = fit_costs(*read_micro_batches(self.path))

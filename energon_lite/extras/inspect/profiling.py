@@ -41,7 +41,7 @@ class ProfileWindow:
         ...     train_step(..., record=record)
     """
 
-    def __init__(self, window: tuple[int, int], folder: str | Path, mesh: ParallelMesh, *, memory: bool = False):
+    def __init__(self, window: tuple[int, int], folder: str | Path, mesh: ParallelMesh, memory: bool = False):
         self.window = window
         self.folder = Path(folder)
         self.mesh = mesh
@@ -52,7 +52,7 @@ class ProfileWindow:
         self._profiler: torch.profiler.profile | None = None
 
     @contextmanager
-    def step(self, number: int) -> Iterator[Record | None]:
+    def step(self, number: int, *_: object) -> Iterator[Record | None]:
         """Surround a step; yields the ``record`` argument of :func:`run_pipeline`, or None outside the window."""
         if not self.window[0] <= number <= self.window[1]:
             yield None

@@ -7,22 +7,31 @@ Nothing is allocated for a frame before its head was checked.
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
-from collections.abc import Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 #: Kinds of frames: beginning and proof of a handshake, its good and bad end; a sign of life; jobs or answers.
 HELLO, PROOF, WELCOME, REFUSAL, BEAT, MESSAGE = range(6)
+#: Kinds between a trainer and its receiver only: an answer is in a segment; segments are free again.
+IN_SEGMENT, RELEASED = 6, 7
 _HEAD = struct.Struct("<4sB3xQ")
 _MAGIC = b"ENLW"
 #: Parts written by one call; the system allows 1,024.
 _VECTOR = 512
 #: Errors of a socket that would have to wait.
 WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+#: Function that returns memory for a body of a size; None: new memory is made.
+Room = Callable[[int], "memoryview | None"]
 
 
 class FrameError(ConnectionError):
@@ -41,30 +50,33 @@ def frame(kind: int, parts: Sequence[memoryview] = ()) -> list[memoryview]:
     return [memoryview(_HEAD.pack(_MAGIC, kind, sum(part.nbytes for part in parts))), *parts]
 
 
-def frames(connection: socket.socket, limits: Sequence[int]) -> Iterator[Frame | None]:
+def frames(connection: socket.socket, limits: Sequence[int], room: Room | None = None) -> Iterator[Frame | None]:
     """Yield the frames of a connection; None: no complete frame is here, and the connection does not wait.
 
     Args:
         connection: a socket, perhaps with TLS.
         limits: largest size of a body; the last number counts, and may be changed meanwhile.
+        room: function that returns memory for bodies; None: new memory is made for each.
 
     Raises:
         FrameError: see there.
         EOFError, OSError: the connection has ended.
     """
     while True:
-        yield (yield from _next_frame(connection, limits))
+        yield (yield from _next_frame(connection, limits, room))
 
 
-def _next_frame(connection: socket.socket, limits: Sequence[int]) -> Generator[None, None, Frame]:
+def _next_frame(connection: socket.socket, limits: Sequence[int], room: Room | None) -> Generator[None, None, Frame]:
     head = bytearray(_HEAD.size)
     yield from _fill(connection, memoryview(head))
     magic, kind, size = _HEAD.unpack(head)
-    if magic != _MAGIC or kind > MESSAGE or any(head[5:8]):
+    if magic != _MAGIC or kind > RELEASED or any(head[5:8]):
         raise FrameError("what came is no frame")
     if size > limits[-1]:
         raise FrameError(f"a frame of {size:,} bytes; {limits[-1]:,} were agreed")
-    body = memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
+    body = None if room is None else room(size)
+    if body is None:
+        body = memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
     yield from _fill(connection, body)
     return Frame(kind, body)
 
@@ -99,3 +111,74 @@ def send_some(connection: socket.socket, waiting: list[memoryview]) -> None:
             sent -= waiting.pop(0).nbytes
         if sent:
             waiting[0] = waiting[0][sent:]
+
+
+class FrameConnection:
+    """Connection after its handshake: one thread receives frames, another one sends some.
+
+    Args:
+        connection: the connection.
+        max_bytes: size of a body that comes, at most.
+        room: see :func:`frames`.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        max_bytes: int,
+        room: Room | None = None,
+    ):
+        connection.setblocking(False)
+        self._connection = connection
+        self._frames = frames(self, [max_bytes], room)  # type: ignore[arg-type]
+        self._lock = threading.Lock()  # TLS takes one call at a time
+
+    def recv_into(self, memory: memoryview) -> int:
+        """Receive bytes; a subclass may note that some came."""
+        return self._connection.recv_into(memory)
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            FrameError, EOFError, OSError: see :func:`frames`.
+        """
+        while True:
+            with self._lock:
+                got = next(self._frames)
+            if got is not None:
+                return got
+            _wait_for(self._connection, select.POLLIN)
+
+    def send(self, parts: list[memoryview]) -> None:
+        """Send all parts.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        while True:
+            with self._lock:
+                send_some(self._connection, parts)
+            if not parts:
+                return
+            _wait_for(self._connection, select.POLLOUT)
+
+    def end(self) -> None:
+        """End the connection for both threads, and for the other side."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+
+def _wait_for(connection: socket.socket, event: int) -> None:
+    ready = select.poll()
+    ready.register(connection, event)
+    ready.poll(1000)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the system end a connection whose other side does not answer for some seconds, and send at once."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

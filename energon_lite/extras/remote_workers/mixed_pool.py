@@ -17,11 +17,14 @@ from energon_lite.loading.makers.outcomes import Result
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks for workers that are silent or late.
-_LOOK = 0.1
+_LOOK = 0.2
 #: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
 _SILENT, _GONE = 0.6, 10.0
-#: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs.
-_LATE, _LATE_JOBS = 0.1, 3.0
+#: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs;
+#: one that is not behind another job, after so many times the longest recent job.
+_LATE, _LATE_JOBS, _LATE_LONGEST = 0.1, 3.0, 1.5
+#: Weight of the longest recent job after each further one.
+_FADES = 0.99
 #: Weight of the last measurement in a moving average.
 _LAST = 0.1
 #: A longer pause of the trainer, in steps, counts as this many: it saves, or evaluates.
@@ -145,6 +148,8 @@ class MixedPool(WorkerPool):
         self._source = source
         self._pace = Pace(request.num_workers)
         self._load = None if host_load is None else HostLoad(host_load)
+        self._longest = 0.0  # seconds of the longest recent job
+        self._looked = 0.0  # time of the last look for silence
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
         source.start()
@@ -221,14 +226,20 @@ class MixedPool(WorkerPool):
         before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
         super()._take_answers(worker)
         done = jobs - len(worker.tickets)
-        if not done:  # only a sign of life
+        if not done:  # a part of an answer, or the report of a failure
             worker.since = since
-        elif isinstance(worker, LocalHandle):
-            self._pace.made((self._work.busy - before) / done)
+            return
+        seconds = (self._work.busy - before) / done
+        self._longest = max(seconds, _FADES * self._longest)
+        if isinstance(worker, LocalHandle):
+            self._pace.made(seconds)
 
     def _look_for_silence(self) -> None:
         """Give the jobs of workers that are silent to others; drop those that are silent for long."""
         now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
         for worker in self._elsewhere:
             silence = worker.silence(now)
             if silence > _GONE:
@@ -242,15 +253,19 @@ class MixedPool(WorkerPool):
                 worker.is_silent = silence > _SILENT
 
     def _hedge(self, ticket: int) -> None:
-        """Give the job that the trainer waits for to an idle worker, too, if it is late. The first answer counts: jobs
-        are pure."""
+        """Give the job that the trainer waits for to a second worker, too, if it is late: one that has run for long to
+        an idle worker, one that waits behind another job to any. The first answer counts: jobs are pure."""
         holders = [worker for worker in self._workers if ticket in worker.tickets]
-        late = max(_LATE, _LATE_JOBS * self._seconds)
-        if len(holders) != 1 or time.monotonic() - holders[0].since < late:
+        if len(holders) != 1:
             return
-        idle = fewest_jobs([worker for worker in self._workers if not getattr(worker, "is_silent", False)], 0)
-        if idle is not None:
-            self._send(idle, [ticket])
+        runs = holders[0].tickets[0] == ticket
+        late = max(_LATE, _LATE_JOBS * self._seconds, _LATE_LONGEST * self._longest if runs else 0.0)
+        if time.monotonic() - holders[0].since < late:
+            return
+        others = [worker for worker in self._workers if not getattr(worker, "is_silent", False)]
+        second = fewest_jobs([worker for worker in others if worker is not holders[0]], 0 if runs else self._base_depth)
+        if second is not None:
+            self._send(second, [ticket])
 
     def _lost_with(self, worker: WorkerHandle) -> list[int]:
         others = [other for other in self._workers if other is not worker and not getattr(other, "is_silent", False)]

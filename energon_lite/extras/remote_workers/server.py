@@ -10,7 +10,6 @@ import logging
 import mmap
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import ssl
@@ -26,10 +25,9 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
-from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, Frame, FrameError, frame, frames, send_some
+from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, FrameConnection, FrameError, frame, keep_alive
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
-from energon_lite.extras.remote_workers.tcp_workers import keep_alive
 from energon_lite.loading.executors.transport import Message
 from energon_lite.loading.executors.worker_process import (
     TrainerEnd,
@@ -246,12 +244,9 @@ class _Connection(TrainerEnd):
     """
 
     def __init__(self, connection: socket.socket, runner: JobRunner, max_bytes: int):
-        connection.setblocking(False)
-        self._connection = connection
+        self._connection = FrameConnection(connection, max_bytes)
         self._runner = runner
         self._max_bytes = max_bytes
-        self._frames = frames(connection, [max_bytes])
-        self._lock = threading.Lock()  # of the connection: TLS takes one call at a time
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._bytes = 0
@@ -259,21 +254,13 @@ class _Connection(TrainerEnd):
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
         while True:
-            got = self._receive()
+            got = self._connection.receive()
             if got.kind != MESSAGE:
                 raise FrameError("a frame out of turn")
             jobs, noted = jobs_in(got.body)
             if self._runner.reads_ahead:
                 prefetch(self._runner, jobs)
             return jobs, noted
-
-    def _receive(self) -> Frame:
-        while True:
-            with self._lock:
-                got = next(self._frames)
-            if got is not None:
-                return got
-            _wait_for(self._connection, select.POLLIN)
 
     def pack(self, obj: Any) -> Message:
         message = wire.pack(obj)
@@ -303,21 +290,9 @@ class _Connection(TrainerEnd):
                     if not self._waiting:
                         self._changed.wait(_BEAT)
                     own = self._waiting.popleft() if self._waiting else memoryview(b"".join(frame(BEAT)))
-                left = [own]
-                while True:
-                    with self._lock:
-                        send_some(self._connection, left)
-                    if not left:
-                        break
-                    _wait_for(self._connection, select.POLLOUT)
+                self._connection.send([own])
                 with self._changed:
                     self._bytes = sum(one.nbytes for one in self._waiting)
                     self._changed.notify_all()
         except (OSError, ssl.SSLError, ValueError):
             os._exit(0)
-
-
-def _wait_for(connection: socket.socket, event: int) -> None:
-    ready = select.poll()
-    ready.register(connection, event)
-    ready.poll(1000)

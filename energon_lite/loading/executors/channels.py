@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,11 +63,11 @@ class PipeChannel(Channel):
     """Channel to a process, through a pipe.
 
     Args:
-        connection: the end; it is made non-blocking.
+        connection: the end of the pipe, or one of a pair of sockets; it is made non-blocking.
         segments: segments that the worker uses for large messages.
     """
 
-    def __init__(self, connection: Connection, segments: SegmentReader):
+    def __init__(self, connection: Connection | socket.socket, segments: SegmentReader):
         os.set_blocking(connection.fileno(), False)
         self._connection = connection
         self._segments = segments

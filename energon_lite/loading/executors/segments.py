@@ -21,11 +21,12 @@ import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing import context, reduction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_lite.loading.makers.outcomes import Address
+if TYPE_CHECKING:  # imports torch
+    from energon_lite.loading.makers.outcomes import Address
 
 #: Unit of the size of a segment, in bytes.
 _STEP = 1 << 20
@@ -42,14 +43,19 @@ _VECTOR = 512
 class MemoryFile:
     """Anonymous file, made by the trainer and handed to a worker when it starts.
 
+    Args:
+        descriptor: descriptor of a file that another process has made; None: a new file.
+
     Attributes:
         descriptor: file descriptor; -1 if the system has no such files.
         close: function that closes the file in this process; its ``alive`` is True before.
     """
 
-    def __init__(self) -> None:
-        has_any = hasattr(os, "memfd_create")
-        self._take(os.memfd_create("energon_lite", os.MFD_CLOEXEC) if has_any else -1)
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            has_any = hasattr(os, "memfd_create")
+            descriptor = os.memfd_create("energon_lite", os.MFD_CLOEXEC) if has_any else -1
+        self._take(descriptor)
 
     def _take(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -75,10 +81,11 @@ class Segments(MemoryFile):
 
     Args:
         count: number of segments: one is being written, some wait for their turn, the user has one or two.
+        descriptor: see :class:`MemoryFile`.
     """
 
-    def __init__(self, count: int):
-        super().__init__()
+    def __init__(self, count: int, descriptor: int | None = None):
+        super().__init__(descriptor)
         self.count = count if self.descriptor >= 0 else 0
 
 
@@ -118,24 +125,31 @@ class SegmentWriter:
         """Mark segments as free after the trainer has released them."""
         self._free += numbers
 
-    def write(self, message: Sequence[memoryview]) -> int | None:
-        """Write a large message; return the number of its segment, None if it is small, or if all are in use."""
-        size = sum(part.nbytes for part in message)
+    def take(self, size: int) -> int | None:
+        """Take a free segment for a large message; return its number, None if it is small, or if all are in use."""
         if not self._free or size < self.worth:
             return None
         number = self._free[-1]  # the one released last, so that few segments, and little memory, are used
         descriptor = self._segments.descriptor
-        try:
-            if size > self._sizes[number]:
-                needed = number * _REGION + _grown(size)
-                if os.fstat(descriptor).st_size < needed:
-                    os.ftruncate(descriptor, needed)
-                self._sizes[number] = _grown(size)
-            os.lseek(descriptor, number * _REGION, os.SEEK_SET)
-            write(descriptor, list(message))
-        except OSError:  # no memory for it; the pipe is slower, but needs none
-            return None
+        if size > self._sizes[number]:
+            needed = number * _REGION + _grown(size)
+            if os.fstat(descriptor).st_size < needed:
+                os.ftruncate(descriptor, needed)
+            self._sizes[number] = _grown(size)
         self._free.remove(number)
+        return number
+
+    def write(self, message: Sequence[memoryview]) -> int | None:
+        """Write a large message; return the number of its segment, None if it has none."""
+        number = None
+        try:
+            number = self.take(sum(part.nbytes for part in message))
+            if number is not None:
+                os.lseek(self._segments.descriptor, number * _REGION, os.SEEK_SET)
+                write(self._segments.descriptor, list(message))
+        except OSError:  # no memory for it; the pipe is slower, but needs none
+            self._free += [] if number is None else [number]
+            return None
         return number
 
 
@@ -179,13 +193,17 @@ class SegmentReader:
 
     def view(self, number: int, size: int) -> memoryview:
         """Return a message in a segment. The segment is released when this view, and all its users, are deleted."""
+        memory = np.frombuffer(self.mapped(number, size).memory, dtype=np.uint8, count=size)
+        weakref.finalize(memory, self._released.append, number).atexit = False
+        return memoryview(memory)  # type: ignore[arg-type]
+
+    def mapped(self, number: int, size: int) -> MappedSegment:
+        """Return a segment of ``size`` bytes or more, mapped into this process."""
         mapped = self._maps.get(number)
         if mapped is None or mapped.size < size:
             mapped = MappedSegment(mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION))
             self._maps[number] = mapped
-        memory = np.frombuffer(mapped.memory, dtype=np.uint8, count=size)
-        weakref.finalize(memory, self._released.append, number).atexit = False
-        return memoryview(memory)  # type: ignore[arg-type]
+        return mapped
 
     def take_released(self) -> list[int]:
         """Return and clear the numbers of the segments to be given back to the worker."""

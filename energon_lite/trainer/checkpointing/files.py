@@ -33,6 +33,7 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 
 from energon_lite.errors import StateError
+from energon_lite.storage import replacing
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
@@ -240,12 +241,8 @@ class CheckpointFiles:
             self.fs.pipe_file(f"{self.base}/{name}", text.encode())
             return
         final = Path(self.base, name)
-        temporary = final.with_name(f".{final.name}")
-        with open(temporary, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.rename(final)
+        with replacing(str(final), flush=True) as temporary:
+            Path(temporary).write_text(text)
         _flush_folder(final.parent)
 
     def _checksum(self, path: str) -> int:

@@ -9,7 +9,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from energon_lite.trainer.conversion.image_config import (
     preprocessor_json,
 )
 from energon_lite.trainer.conversion.language_config import architecture_for, huggingface_config
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
+from energon_lite.trainer.conversion.safetensors_file import TensorType, write_safetensors
 from energon_lite.trainer.conversion.tensor_names import (
     COMPUTED,
     EMBEDDING,
@@ -78,7 +77,7 @@ def write_files(saved: CheckpointReader, folder: Path, division: Division, targe
     """Write each file of a division, with one rectangle in memory at a time."""
     for file, (names, metadata) in division.items():
         tensors = {name: (targets[name].dtype, targets[name].shape) for name in names}
-        with closing(SafetensorsWriter(folder / file, tensors, metadata)) as writer:
+        with write_safetensors(folder / file, tensors, metadata) as writer:
             for name in names:
                 target = targets[name]
                 for box in saved.boxes(target.source):
@@ -86,7 +85,6 @@ def write_files(saved: CheckpointReader, folder: Path, division: Division, targe
                         values = saved.read(target.source, box)
                         writer.put(name, kept, values[: kept.sizes[0]] if kept.sizes else values)
                         del values  # free it before the next one is read
-            writer.finish()
 
 
 def model_config_at(place: str | os.PathLike[str]) -> ModelConfig:

@@ -101,8 +101,7 @@ def huggingface_to_native(
             "there are checkpoints already", where=target, fix="give another folder: this would become the latest one"
         )
     folder = HuggingFaceFolder(source)
-    where = str(folder.path / CONFIG)
-    config = any_model_config(folder.config, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
+    config = huggingface_model_config(source, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
     reading: dict[str, Any] = {"dtype": DTYPES[dtype] if dtype else None, "read_bytes": read_bytes}
     tensors = native_tensors(folder, config, **reading)
     if vision is not None:

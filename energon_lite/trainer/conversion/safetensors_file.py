@@ -12,13 +12,15 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from energon_lite.errors import StateError, UsageError
+from energon_lite.storage import replacing
 from energon_lite.trainer.parallel.shards import Box
 
 #: Data types by their names in the format.
@@ -132,28 +134,43 @@ def _entry(name: str, said: dict[str, Any], file: SafetensorsFile) -> tuple[str,
     return name, entry
 
 
-class SafetensorsWriter:
-    """Writer of a file by rectangles of its tensors, in any order. It gets its final name when complete.
+@contextmanager
+def write_safetensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None,
+) -> Iterator[SafetensorsWriter]:
+    """Write a file by rectangles of its tensors; it exists when the block has written all of them.
 
     Args:
         path: path of the new file.
         tensors: type and shape of each tensor, by name, in the order of their bytes.
         metadata: texts for the header.
 
+    Raises:
+        StateError: an element was not written, or written twice.
+
     Example:
-        >>> writer = SafetensorsWriter("model.safetensors", {"w": (torch.float32, (2, 2))}, {"format": "pt"})
-        >>> writer.put("w", Box((0, 0), (2, 2)), torch.eye(2))
-        >>> writer.finish()
+        >>> with write_safetensors("model.safetensors", {"w": (torch.float32, (2, 2))}, {"format": "pt"}) as writer:
+        ...     writer.put("w", Box((0, 0), (2, 2)), torch.eye(2))
     """
+    with replacing(os.fspath(path), flush=True) as temporary:
+        with open(temporary, "wb") as stream:
+            yield (writer := SafetensorsWriter(stream, tensors, metadata))
+        if wrong := writer.unwritten():
+            what = f"{len(wrong)} tensors were not written whole, the first is {wrong[0]}"
+            raise StateError(what, where=path, fix="report it")
+
+
+class SafetensorsWriter:
+    """Writer of the rectangles of tensors, in any order; arguments as :func:`write_safetensors`."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        stream: BinaryIO,
         tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
         metadata: Mapping[str, str] | None,
     ):
-        self.path = Path(path)
-        self.partial = self.path.with_name(f".{self.path.name}.partial")
         header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
         self.entries: dict[str, TensorEntry] = {}
         end = 0
@@ -164,7 +181,7 @@ class SafetensorsWriter:
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)  # so that tensors are aligned
         self._first, self._missing = 8 + len(text), {name: entry.nbytes for name, entry in self.entries.items()}
-        self._file = self.partial.open("wb")
+        self._file = stream
         self._file.write(len(text).to_bytes(8, "little") + text)
         self._file.truncate(self._first + end)
 
@@ -179,27 +196,9 @@ class SafetensorsWriter:
             done += count * size
         self._missing[name] -= done
 
-    def finish(self) -> None:
-        """Give the file its final name.
-
-        Raises:
-            StateError: an element was not written, or written twice.
-        """
-        wrong = [name for name, missing in self._missing.items() if missing]
-        if wrong:
-            raise StateError(
-                f"{len(wrong)} tensors were not written whole, the first is {wrong[0]}",
-                where=self.path,
-                fix="report it",
-            )
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.close()
-        self.partial.rename(self.path)
-
-    def close(self) -> None:
-        """Close the file; an unfinished one keeps its partial name."""
-        self._file.close()
+    def unwritten(self) -> list[str]:
+        """Return the tensors of which an element was not written, or was written twice."""
+        return [name for name, missing in self._missing.items() if missing]
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:

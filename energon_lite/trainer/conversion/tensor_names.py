@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from energon_lite.errors import StateMismatchError
+from energon_lite.errors import StateMismatchError, counted, listed
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -74,13 +74,9 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
     }
     for what, names in wrongs.items():
         if names:
-            number = "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
-            more = [f"and {len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
-            raise StateMismatchError(
-                f"{number} {what}: {', '.join(names[:_MOST_SHOWN] + more)}",
-                where=where,
-                fix="is config.json that of these weights?",
-            )
+            number = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} {what}"
+            fix = "is config.json that of these weights?"
+            raise StateMismatchError(f"{number}: {listed(names, _MOST_SHOWN)}", where=where, fix=fix)
 
 
 #: Prefixes of Hugging Face's names, as several versions of transformers write them, and our replacements.

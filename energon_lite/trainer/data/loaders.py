@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from energon_lite import (
@@ -170,6 +170,7 @@ class StepData(NamedTuple):
     position: int = 0
 
 
+@dataclass(eq=False)
 class RunData:
     """Training loader and validation loaders of a run.
 
@@ -190,22 +191,15 @@ class RunData:
         TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
     """
 
-    def __init__(
-        self,
-        data: DataConfig,
-        model: ModelConfig,
-        mesh: ParallelMesh,
-        task_encoder: TaskEncoder | None = None,
-        *,
-        seed: int,
-        eval_batches: int | None,
-    ):
-        self.data = data
-        self.model = model
-        self.mesh = mesh
-        self.seed = seed
-        self.task_encoder = task_encoder
-        self.eval_batches = eval_batches or 0
+    data: DataConfig
+    model: ModelConfig
+    mesh: ParallelMesh
+    task_encoder: TaskEncoder | None = None
+    seed: int = field(kw_only=True)
+    eval_batches: int | None = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        data, mesh = self.data, self.mesh
         self.micro_batches, over = divmod(data.micro_batches_per_step, mesh.dp)
         if over:
             number = data.micro_batches_per_step
@@ -220,7 +214,7 @@ class RunData:
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
         self.train_loader = get_savable_loader(self._dataset(None), prefetch_factor=ahead, skip_steps=skipped)
         sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
-        sets = {} if eval_batches is None else sets
+        sets = {} if self.eval_batches is None else sets
         self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
         for loader in (self.train_loader, *self.val_loaders.values()):
             loader.to(mesh.device)  # batches are copied ahead, during the previous step
@@ -275,7 +269,7 @@ class RunData:
         made = self.task_encoder or make_task_encoder(data, self.model, training=validation is None)
         common["task_encoder"] = made
         if validation is not None:
-            limit = -(-self.eval_batches // mesh.dp) or None
+            limit = -(-(self.eval_batches or 0) // mesh.dp) or None
             return get_val_dataset(validation, limit=limit, **common)
         order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
         return get_train_dataset(data.path, repeat=data.repeat, **order, **common)

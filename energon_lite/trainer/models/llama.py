@@ -177,13 +177,8 @@ class Block(nn.Module):
         self.selective = config.recompute == "selective"
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        def attend(x: torch.Tensor) -> torch.Tensor:
-            return self.self_attn(self.input_layernorm(x), part)
-
-        def feed(x: torch.Tensor) -> torch.Tensor:
-            return self.mlp(self.post_attention_layernorm(x))
-
-        return residual(x, attend, feed, selective=self.selective)
+        halves = (self.input_layernorm, self.self_attn, part), (self.post_attention_layernorm, self.mlp)
+        return residual(x, *halves, selective=self.selective)
 
 
 class LlamaModel(nn.Module):
@@ -212,17 +207,12 @@ class LlamaModel(nn.Module):
         self.mesh = mesh
         choose_attention(config, mesh.device)  # an unknown name is an error now
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
-        first = mesh.is_first_stage
-        last = mesh.is_last_stage
-        tied = config.tie_embeddings
-        rows = config.padded_vocab_size
-        hidden = config.hidden_size
-        std = config.init_std
-        dtype = config.torch_dtype
+        first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
         self.embed_tokens: VocabParallelEmbedding | None = None
         if first or (last and tied):
             shared = ("ends",) if tied and mesh.pp > 1 else ()
-            self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
+            drawing: dict[str, Any] = {"std": config.init_std, "dtype": config.torch_dtype, "sum_over": shared}
+            self.embed_tokens = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh, **drawing)
         self.vision = make_vision(config, mesh) if first else None
         self.projector = Projector(config, mesh) if config.vision is not None and first else None
         # Layers are named by their number in the whole model, so names are equal on all pipeline stages.

@@ -27,10 +27,21 @@ def computed_again(function: Callable[..., torch.Tensor], *args: Any, selective:
     return made
 
 
-def residual(x: torch.Tensor, *halves: Callable[[torch.Tensor], torch.Tensor], selective: bool) -> torch.Tensor:
-    """Add each half of a block to the residual stream; each may be :func:`computed_again` up to its sum over ranks."""
-    for half in halves:
-        x = x + (computed_again(half, x, selective=True) if selective else half(x))
+def residual(x: torch.Tensor, *halves: tuple[Any, ...], selective: bool) -> torch.Tensor:
+    """Add each half of a block to the residual stream; each may be :func:`computed_again` up to its sum over ranks.
+
+    Args:
+        x: the stream.
+        halves: norm, layer and further arguments of the layer; the layer's input is the normed stream.
+        selective: see :func:`computed_again`.
+    """
+
+    def half(x: torch.Tensor, norm: Any, layer: Any, *more: Any) -> torch.Tensor:
+        made: torch.Tensor = layer(norm(x), *more)
+        return made
+
+    for parts in halves:
+        x = x + (computed_again(half, x, *parts, selective=True) if selective else half(x, *parts))
     return x
 
 

@@ -173,13 +173,8 @@ class VisionBlock(nn.Module):
         self.selective = vision.recompute == "selective"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return residual(x, self._attend, self._feed, selective=self.selective)
-
-    def _attend(self, x: torch.Tensor) -> torch.Tensor:
-        return self.self_attn(self.layer_norm1(x))
-
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.layer_norm2(x))
+        halves = (self.layer_norm1, self.self_attn), (self.layer_norm2, self.mlp)
+        return residual(x, *halves, selective=self.selective)
 
 
 class VisionBlocks(nn.Module):

@@ -35,9 +35,9 @@ class Partition:
     Args:
         values: the values that the model computes with.
         grad: the sum of the gradients.
-        start: offset of the first element.
-        runs: slices, counted from ``start``, each with its update rule.
-        algorithm: ``adamw`` or ``sgd``.
+        plan: layout of the bucket, of which this is the share.
+        algorithm: ``adamw``, ``sgd`` or ``muon``.
+        mesh: the ranks.
         config: the settings.
 
     Attributes:
@@ -49,15 +49,16 @@ class Partition:
         self,
         values: Tensor,
         grad: Tensor,
-        start: int,
-        runs: list[tuple[slice, Rule]],
+        plan: BucketPlan,
         algorithm: str,
+        mesh: ParallelMesh,
         config: OptimizerConfig,
     ):
         self.values = values
         self.grad = grad
-        self.start = start
-        self.stop = start + values.numel()
+        self.plan = plan
+        self.start, self.stop = plan.share.start, plan.share.stop
+        self.mesh = mesh
         self.config = config
         self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
         kinds = ("exp_avg", "exp_avg_sq") if algorithm == "adamw" else ("momentum_buffer",)
@@ -68,7 +69,7 @@ class Partition:
         self._compiled = _compiled_adamw(*config.betas, config.eps) if compiled and algorithm == "adamw" else None
         whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
         # As separate tensors: views of tensors of different sizes would each be compiled again.
-        self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in runs]
+        self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in plan.runs]
 
     def update(self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]) -> None:
         """Launch one update, without waiting for the device.
@@ -168,26 +169,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class MuonPartition(Partition):
-    """Partition of whole matrices, or of this rank's shards of them, that Muon updates.
-
-    Args:
-        values, grad, start, config: as :class:`Partition`.
-        slots: the matrices of the bucket.
-        mesh: the ranks.
-    """
-
-    def __init__(
-        self,
-        values: Tensor,
-        grad: Tensor,
-        start: int,
-        slots: list[Slot],
-        mesh: ParallelMesh,
-        config: OptimizerConfig,
-    ):
-        super().__init__(values, grad, start, [], "muon", config)
-        self._mesh = mesh
-        self._slots = [slot for slot in slots if start <= slot.start < self.stop]
+    """Partition of whole matrices, or of this rank's shards of them, that Muon updates."""
 
     def update(self, rules: Rules, scale: Tensor | None, skip: Tensor, updates: Tensor, shared: dict[Any, Any]) -> None:
         """Make one update; see :meth:`Partition.update`."""
@@ -197,15 +179,16 @@ class MuonPartition(Partition):
         momentum.lerp_(grad, (1 - self.config.momentum) * keep)
         # Nesterov momentum. The iterations, and the data sent for them, have the precision of the model.
         update = grad.lerp_(momentum, self.config.momentum).to(self.values.dtype)
-        parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in self._slots) else None
-        for slot in self._slots:
+        slots = [slot for slot in self.plan.slots if self.start <= slot.start < self.stop]
+        parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in slots) else None
+        for slot in slots:
             here, shape = slice(slot.start - self.start, slot.stop - self.start), local_tensor(slot.parameter).shape
             dim = _cut(slot)
             if dim is None or parts is None:
                 direction = orthogonalize(update[here].view(shape))
             else:
                 whole = orthogonalize(torch.cat([part[here].view(shape) for part in parts.unbind()], dim))
-                direction = whole.chunk(len(parts), dim)[self._mesh.rank("tp")]
+                direction = whole.chunk(len(parts), dim)[self.mesh.rank("tp")]
             rate = rules[slot.rule]["lr"]
             master = self.master[here].view(shape)
             master.mul_(1 - rate * rules[slot.rule]["weight_decay"] * keep)
@@ -215,7 +198,7 @@ class MuonPartition(Partition):
 
     def _of_all_parts(self, update: Tensor) -> Tensor:
         """Gather the updates of all tensor-parallel ranks: ``[tp, elements]``."""
-        group = self._mesh.group("tp")
+        group = self.mesh.group("tp")
         if group is None:
             return update[None]
         parts = update.new_empty(dist.get_world_size(group) * update.numel())
@@ -260,10 +243,8 @@ class Bucket:
         wide = torch.promote_types(kind.grad_dtype, torch.float32)
         mine = self.values[self.share]
         total = torch.zeros_like(mine, dtype=wide) if self.grads is None else self.grads[self.share]
-        if kind.algorithm == "muon":
-            self.owned: Partition = MuonPartition(mine, total, self.share.start, self.slots, mesh, config)
-        else:
-            self.owned = Partition(mine, total, self.share.start, plan.runs, kind.algorithm, config)
+        make = MuonPartition if kind.algorithm == "muon" else Partition
+        self.owned = make(mine, total, plan, kind.algorithm, mesh, config)
         self.waiting: dict[nn.Parameter, Tensor] = {}  # gradients that are not yet in ``grads``
         self.filled: set[nn.Parameter] = set()  # parameters whose gradients are in ``grads``
         self.arrived = 0  # number of slots known to be ready for the next reduction

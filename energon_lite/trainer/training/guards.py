@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 _MOST_SHOWN = 4
 
 
+@dataclass(eq=False)
 class NonFiniteGuard:
     """Counter of steps whose loss or gradient is not finite; too many consecutive ones end the run.
 
@@ -43,21 +45,13 @@ class NonFiniteGuard:
         in_a_row: number of consecutive steps up to now that were not finite.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OverlappedDistributedOptimizer,
-        mesh: ParallelMesh,
-        limit: int,
-        skip_steps: Collection[int] = (),
-    ):
-        self.model = model
-        self.optimizer = optimizer
-        self.mesh = mesh
-        self.limit = limit
-        self.skip_steps = skip_steps
-        self.in_a_row = 0
-        self._numbers: list[int] = []
+    model: nn.Module
+    optimizer: OverlappedDistributedOptimizer
+    mesh: ParallelMesh
+    limit: int
+    skip_steps: Collection[int] = ()
+    in_a_row: int = field(default=0, init=False)
+    _numbers: list[int] = field(default_factory=list, init=False)
 
     def state(self) -> dict[str, Any]:
         """Return the counts for a checkpoint, so that a resumed run continues them."""
@@ -67,20 +61,21 @@ class NonFiniteGuard:
         """Restore a :meth:`state`; an empty one resets the counts."""
         self.in_a_row, self._numbers = state.get("in_a_row", 0), list(state.get("numbers", ()))
 
-    def saw(self, step: int, values: Mapping[str, Any], data: StepData | None) -> None:
+    def saw(self, values: Mapping[str, Any], data: StepData, *, is_bad: bool) -> None:
         """Count a finished step, and end the run after too many bad ones.
 
         Args:
-            step: its number.
             values: its line of metrics.
-            data: the step's data, if a value was not finite on any rank; None: all were finite.
+            data: its data.
+            is_bad: whether its loss or gradient norm was not finite on any rank.
 
         Raises:
             NonFiniteError: on all ranks: too many consecutive steps, or weights that are not finite.
         """
-        if data is None:
+        if not is_bad:
             self.in_a_row, self._numbers = 0, []
             return
+        step = values["step"]
         self.in_a_row += 1
         self._numbers += [number for number in data.numbers if number not in self._numbers]
         self.check_state(step)
@@ -184,20 +179,12 @@ class SpikeGuard:
         self.left_out += spike
         return spike
 
-    def saw(self, step: int, values: Mapping[str, Any], data: StepData) -> None:
-        """Log a step whose update was left out, when its numbers are known.
-
-        Args:
-            step: number of the step.
-            values: its line of metrics.
-            data: data of the step.
-        """
+    def saw(self, values: Mapping[str, Any], data: StepData, *, is_bad: bool) -> None:
+        """Log a step whose update was left out, when its numbers are known; arguments as :meth:`NonFiniteGuard.saw`."""
         if values.get("spikes", 0) > self._told:
-            keys = listed([*data.restore_keys], 4) or "none"
             what = f"more than {self.factor:g} times the median of the last {self.window}"
-            logger.warning(
-                "step %d updates nothing: its loss %g is %s; data here: %s", step, values["loss"], what, keys
-            )
+            told = values["step"], values["loss"], what, _some(data.restore_keys)
+            logger.warning("step %d updates nothing: its loss %g is %s; data here: %s", *told)
             self._told = values["spikes"]
 
     def state(self) -> dict[str, Any]:

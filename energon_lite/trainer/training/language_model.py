@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from energon_lite.errors import StateMismatchError
+from energon_lite.errors import StateMismatchError, counted
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
@@ -69,9 +69,8 @@ def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], 
     if changes:
         names = ", ".join(name for name, _, _ in changes)
         differences = "; ".join(f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in changes)
-        number = "1 setting" if len(changes) == 1 else f"{len(changes)} settings"
         raise StateMismatchError(
-            f"the weights are of another model, by {number}: {differences}",
+            f"the weights are of another model, by {counted(len(changes), 'setting')}: {differences}",
             where=found,
             fix="take their own settings with model.preset=init_from; if another model is meant, say so: "
             f"train.init_from_ignore=[{names}]",

@@ -8,9 +8,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -27,25 +27,21 @@ from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
-from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict, extra
+from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
 from energon_lite.trainer.training.language_model import language_model
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
-    RunDigest,
     RunningStep,
     SinkMaker,
     StepMetrics,
+    make_observers,
     make_sinks,
     write,
 )
 from energon_lite.trainer.training.process import Requests, prepare_attention, prepare_process
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
-
-if TYPE_CHECKING:
-    from energon_lite.extras.balance import MicroBatchTimes
-    from energon_lite.extras.inspect import ProfileWindow
 
 logger = logging.getLogger(__name__)
 
@@ -125,16 +121,9 @@ class Trainer:
         self.requests = Requests(train.time_limit, self.mesh)
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self.profile: ProfileWindow | None = None
-        if train.profile is not None:
-            window = extra("inspect", "train.profile").ProfileWindow
-            self.profile = window(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
-        self.times: MicroBatchTimes | None = None
-        if train.measure_costs:
-            times = extra("balance", "train.measure_costs").MicroBatchTimes
-            self.times = times(train.measure_costs, config.output, config.model, self.mesh)
+        self.guards = {"nonfinite": self.guard} | ({} if self.spikes is None else {"spikes": self.spikes})
+        self.observers = make_observers(config, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
-        self.digest = RunDigest()
 
     def _check_support(self) -> None:
         """Refuse settings that the model or the loss does not support."""
@@ -191,8 +180,6 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
-            if self.times is not None:
-                self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
@@ -218,17 +205,16 @@ class Trainer:
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
         how: dict[str, Any] = {"lr": lr, "loss": self.loss, "metrics": self.metrics, "spikes": self.spikes}
-        with nullcontext() if self.profile is None else self.profile.step(step) as record:
-            passes = self.times.recorder(step) if self.times is not None and record is None else None
-            running.launched = launch_step(*parts, record=record or passes, **how)
+        with ExitStack() as stack:
+            observed = step, micro_batches, running.more
+            records = [stack.enter_context(observer.step(*observed)) for observer in self.observers]
+            running.launched = launch_step(*parts, record=next(filter(None, records), None), **how)
         if self.loss is language_loss:
             rows = [batch for batch in micro_batches if isinstance(batch, MultimodalBatch)]
             running.flops = sum(batch_flops(self.config.model, batch) for batch in rows)
-        if self.times is not None and passes is not None:
-            running.measured = self.times.measured(step, passes, cast(Any, micro_batches))
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time
-            running.evaluation = self._evaluated(step)
+            running.more |= self._evaluated(step)
         return running
 
     def evaluate(self) -> dict[str, float]:
@@ -259,14 +245,12 @@ class Trainer:
         stop, save, bad, sums = self.requests.agreed(*are_bad, sums=sums, seconds_to_save=self.saver.seconds_written)
         for number, values in enumerate(lines):
             self.numbers.complete(values, sums[3 * number : 3 * number + 3])
-            self.digest.add(values["step"], values["digest"])
             if self.on_step is not None:
                 self.on_step(self, values)
             write(sinks, values)
         for step, values, is_bad in zip(ended, lines, bad, strict=True):
-            self.guard.saw(step.step, values, step.data if is_bad else None)
-            if self.spikes is not None:
-                self.spikes.saw(step.step, values, step.data)
+            for guard in self.guards.values():
+                guard.saw(values, step.data, is_bad=is_bad)
         return stop, save, bool(bad and bad[-1])
 
     def save(self, step: int) -> Place:
@@ -288,9 +272,8 @@ class Trainer:
         return {
             "loader": self.loader.save_state_rank(),
             "config": config_to_dict(self.config),
-            "nonfinite": self.guard.state(),
-            "spikes": None if self.spikes is None else self.spikes.state(),
-            "digest": self.digest.state(),
+            "digest": self.numbers.digest.state(),
+            **{name: guard.state() for name, guard in self.guards.items()},
         }
 
     def resume(self) -> int:
@@ -311,10 +294,9 @@ class Trainer:
         step, state = load_checkpoint(path, self.model, self.mesh, self.optimizer)
         self.guard.check_state(step, read=path)
         self.loader.restore_state_rank(state["loader"])
-        self.guard.restore(state.get("nonfinite", {}))
-        self.digest.restore(state.get("digest") or {}, step)
-        if self.spikes is not None:
-            self.spikes.restore(state.get("spikes") or {})
+        self.numbers.digest.restore(state.get("digest") or {}, step)
+        for name, guard in self.guards.items():
+            guard.restore(state.get(name) or {})
         if self.mesh.is_main:
             logger.info("resumed from %s", path)
             for change in changes(state["config"], config_to_dict(self.config)):
@@ -338,8 +320,8 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with ExitStack() as stack:  # an error in one, even a second Ctrl-C, does not keep the rest open
             stack.callback(self.mesh.close)
-            if self.profile is not None:
-                stack.callback(self.profile.close)
+            for observer in self.observers:
+                stack.callback(observer.close)
             stack.callback(self.data.close)
             closing = stack.enter_context(self.requests.listening())
             self._finish_saving(kind, error, trace)

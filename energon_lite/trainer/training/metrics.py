@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -17,6 +18,7 @@ from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig, config_to_dict, extra
+from energon_lite.trainer.training.pipeline import Record
 from energon_lite.trainer.training.step import LaunchedStep
 from energon_lite.trainer.training.throughput import memory_in_use, peak_flops
 
@@ -37,8 +39,7 @@ class RunningStep:
         data_wait: seconds until its micro-batches were available.
         launched: the launched work, with the loss.
         flops: useful operations for this rank's micro-batches, see :func:`batch_flops`.
-        evaluation: metrics of the evaluation after it, if there was one.
-        measured: metrics of its micro-batches, if these were measured.
+        more: metrics of its observers, and of the evaluation after it, if there was one.
     """
 
     step: int
@@ -47,8 +48,7 @@ class RunningStep:
     data_wait: float
     launched: LaunchedStep = field(init=False)
     flops: float = 0.0
-    evaluation: dict[str, float] = field(default_factory=dict)
-    measured: dict[str, float] = field(default_factory=dict)
+    more: dict[str, float] = field(default_factory=dict)
 
     def sums(self, mesh: ParallelMesh) -> list[float]:
         """Return this rank's numbers to be summed over all ranks for :meth:`StepMetrics.complete`.
@@ -65,6 +65,9 @@ class StepMetrics:
     Args:
         config: configuration of the run.
         mesh: the ranks.
+
+    Attributes:
+        digest: chain of the digests of all completed steps.
     """
 
     def __init__(self, config: TrainerConfig, mesh: ParallelMesh):
@@ -72,6 +75,7 @@ class StepMetrics:
         self.mesh = mesh
         given = config.train.peak_tflops
         self.peak_flops = given * 1e12 if given else peak_flops(mesh.device)
+        self.digest = RunDigest()
         self._ended = 0.0  # end of the last step
 
     def __call__(self, running: RunningStep) -> dict[str, Any]:
@@ -94,10 +98,10 @@ class StepMetrics:
         }
         counts = {"skipped_updates": step - result.updates, "spikes": result.spikes}
         values |= {name: count for name, count in counts.items() if count > 0}
-        return values | running.measured | running.evaluation
+        return values | running.more
 
     def complete(self, values: dict[str, Any], sums: Sequence[float]) -> None:
-        """Add the metrics that depend on all ranks: the digest of the samples, and ``mfu`` if the peak is known.
+        """Add the metrics that depend on all ranks: the digest, also to that of the run, and ``mfu``, if known.
 
         Args:
             values: metrics of a step.
@@ -105,6 +109,7 @@ class StepMetrics:
         """
         high, low, flops = sums
         values["digest"] = digest_text((int(high) << 32) + int(low) & _MASK64)
+        self.digest.add(values["step"], values["digest"])
         if self.peak_flops is not None and flops:
             values["mfu"] = flops / values["seconds"] / (self.peak_flops * self.mesh.world_size)
 
@@ -143,6 +148,39 @@ class RunDigest:
         """Restore a :meth:`state` after ``step`` steps; from an empty one, the chain begins there."""
         self.first, self.step = state.get("first", step), step
         self.chain = int(state.get("chain", "0"), 16)
+
+
+class StepObserver(Protocol):
+    """Observer of the launch of each step, on all ranks. ``Trainer.observers`` has those of the configuration."""
+
+    def step(
+        self, number: int, micro_batches: Sequence[Any], metrics: dict[str, float], /
+    ) -> AbstractContextManager[Record | None]:
+        """Surround the launch of a step; yields the ``record`` argument of :func:`run_pipeline`, or None.
+
+        Args:
+            number: the step, from 1.
+            micro_batches: this rank's.
+            metrics: metrics of the step, to add to.
+        """
+
+    def close(self) -> None:
+        """Write what was observed, at the end of the run."""
+
+
+def make_observers(config: TrainerConfig, mesh: ParallelMesh) -> list[StepObserver]:
+    """Make the observers that a run's configuration requests. The first one that records a step's passes gets them.
+
+    Raises:
+        UsageError: the extra of an observer is not installed.
+    """
+    train, output = config.train, config.output
+    rows: dict[str, tuple[str, str, tuple[Any, ...]]] = {
+        "profile": ("inspect", "ProfileWindow", (train.profile, f"{output}/profile", mesh, train.memory_snapshot)),
+        "measure_costs": ("balance", "MicroBatchTimes", (train.measure_costs, output, config.model, mesh)),
+    }
+    wanted = [(setting, *row) for setting, row in rows.items() if getattr(train, setting)]
+    return [getattr(extra(room, f"train.{setting}"), name)(*given) for setting, room, name, given in wanted]
 
 
 #: Files that a run writes into its folder, and that a new run would overwrite.

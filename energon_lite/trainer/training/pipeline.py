@@ -226,7 +226,7 @@ def run_pipeline(
         UsageError: the first and the last stage have micro-batches of different sizes.
     """
     mesh = mesh or cast(LlamaModel, model).mesh
-    divisor = torch.as_tensor(divisor, device=mesh.device)
+    divisor = divisor if isinstance(divisor, torch.Tensor) else torch.full((), divisor, device=mesh.device)
     done = after_backward or (lambda chunk: None)
     shares = backward and mesh.is_first_stage and mesh.group("images") is not None
     if shares:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Served:
     def signal(self, number: int) -> None:
         """Send a signal to the server and its workers."""
         for pid in [*self.workers, self.process.pid or 0]:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a worker whose trainer is gone has ended meanwhile
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """Kill the server; its workers end with it."""

@@ -20,7 +20,10 @@ import torch
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError
 from energon_lite.extras.remote_workers import TcpWorkers
-from energon_lite.extras.remote_workers.mixed_pool import Pace
+from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
+from energon_lite.loading.executors.channels import PipeChannel
+from energon_lite.loading.executors.executor import PoolOptions
+from energon_lite.loading.executors.segments import mapped_at
 from tests.extras.remote_workers.served import Served, serving, until
 from tests.testing import ALONE, take
 
@@ -183,6 +186,7 @@ def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 
                 send(worker, tickets)
 
             pool._send = noting
+            assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
             for _ in islice(loader, batches):
                 time.sleep(step)
     return makers
@@ -264,3 +268,56 @@ def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
         with get_savable_loader(_dataset(leaf, config)) as loader:
             assert [_digest(batch) for batch in loader] == _expected(leaf)
         assert time.monotonic() - began < 10
+
+
+# -- the process that receives ----------------------------------------------------------------------------------------
+
+
+def test_large_answers_lie_in_shared_memory(leaf_of: Any) -> None:
+    """As long as the trainer keeps few batches; those that find no free segment arrive all the same."""
+    leaf = leaf_of(50)
+    with serving(_dataset(leaf, ALONE)) as served:
+        config = WorkerConfig(0, 1, workers=served.tcp())
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            places, found = [], []
+            for batch in loader:
+                places.append(mapped_at(batch["x"].data_ptr()))
+                found.append(_digest(batch))
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            kept = list(loader)
+    assert all(places) and found == _expected(leaf)
+    assert [_digest(batch) for batch in kept] == found
+    assert None in [mapped_at(batch["x"].data_ptr()) for batch in kept]
+
+
+def test_a_receiver_that_is_killed_is_replaced(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    leaf = leaf_of(50)
+    with serving(_dataset(leaf, ALONE)) as served:
+        with get_savable_loader(_dataset(leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            found = []
+            for number, batch in enumerate(loader):
+                found.append(_digest(batch))
+                if number == 5:
+                    pool: Any = loader._workers.executor()
+                    receiver = pool._source._process
+                    receiver.kill()
+        assert receiver.wait(10) and pool._source._process.wait(10)  # none is left
+    assert found == _expected(leaf)
+    assert f"ended with status {-signal.SIGKILL}; it is replaced" in caplog.text
+
+
+def test_a_job_is_late_only_if_recent_ones_were_shorter() -> None:
+    pool: Any = object.__new__(MixedPool)
+    first, second = (RemoteHandle(number, PipeChannel.__new__(PipeChannel), "here") for number in range(2))
+    pool._workers, pool._options, pool._seconds, pool._longest = [first, second], PoolOptions(), 0.04, 1.0
+    sent = []
+    pool._send = lambda worker, tickets: sent.append((worker, tickets))
+    first.tickets.extend([7, 8])
+    first.since = time.monotonic() - 0.8
+    pool._hedge(7)
+    assert not sent  # others have taken a second
+    pool._hedge(8)
+    assert sent == [(second, [8])]  # it waits behind such a job
+    first.since -= 1.0
+    pool._hedge(7)
+    assert sent[1:] == [(second, [7])]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, SafetensorsWriter
+from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, write_safetensors
 from energon_lite.trainer.parallel.shards import Box
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
@@ -47,11 +47,10 @@ def test_the_library_reads_what_was_written_in_rectangles(data: st.DataObject) -
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.safetensors"
         declared = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
-        writer = SafetensorsWriter(path, declared, {"format": "pt", "ü": '"'})
-        for name, tensor in tensors.items():
-            for box in data.draw(rectangles(tuple(tensor.shape))):
-                writer.put(name, box, tensor[slices(box)])
-        writer.finish()
+        with write_safetensors(path, declared, {"format": "pt", "ü": '"'}) as writer:
+            for name, tensor in tensors.items():
+                for box in data.draw(rectangles(tuple(tensor.shape))):
+                    writer.put(name, box, tensor[slices(box)])
         found = load_file(path)
         assert SafetensorsFile(path).metadata == {"format": "pt", "ü": '"'}
     assert found.keys() == tensors.keys()
@@ -81,20 +80,19 @@ def test_a_file_of_the_library_is_made_again_byte_for_byte(tmp_path: Path) -> No
     save_file(tensors, tmp_path / "a", metadata={"format": "pt"})
     file = SafetensorsFile(tmp_path / "a")
     declared = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
-    writer = SafetensorsWriter(tmp_path / "b", declared, file.metadata)
-    for name, entry in file.entries.items():
-        writer.put(name, Box((0,) * len(entry.shape), entry.shape), file.read_rows(name, 0, entry.shape[0]))
-    writer.finish()
+    with write_safetensors(tmp_path / "b", declared, file.metadata) as writer:
+        for name, entry in file.entries.items():
+            writer.put(name, Box((0,) * len(entry.shape), entry.shape), file.read_rows(name, 0, entry.shape[0]))
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
 
 
-def test_a_file_that_lacks_something_never_gets_its_name(tmp_path: Path) -> None:
-    writer = SafetensorsWriter(tmp_path / "a", {"x": (torch.float32, (2, 2))}, None)
-    writer.put("x", Box((0, 0), (1, 2)), torch.ones(1, 2))
-    with pytest.raises(StateError, match="not written whole, the first is x"):
-        writer.finish()
-    writer.close()
-    assert not (tmp_path / "a").exists()
+def test_a_file_that_lacks_something_is_not_left(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StateError, match="not written whole, the first is x"),
+        write_safetensors(tmp_path / "a", {"x": (torch.float32, (2, 2))}, None) as writer,
+    ):
+        writer.put("x", Box((0, 0), (1, 2)), torch.ones(1, 2))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "header", "gap", "empty"])
