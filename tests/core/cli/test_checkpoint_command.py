@@ -57,7 +57,7 @@ def saved_by_ranks(folder: Path, leaf: Any, world: int, steps: int, suffix: str 
 
 def planned_state(path: Any, steps: int, **arguments: Any) -> Any:
     config = WorkerConfig(rank=0, world_size=1, seed_offset=7)
-    loader = get_savable_loader(get_train_dataset(path, batch_size=4, worker_config=config, **arguments))
+    loader = get_savable_loader(get_train_dataset(path, **{"batch_size": 4, "worker_config": config, **arguments}))
     for _ in zip(range(steps), loader, strict=False):
         pass
     return loader.save_state_rank()
@@ -90,6 +90,12 @@ def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp
     code, output = run("info", "--json", tmp_path / "c.pt")
     (found,) = json.loads(output)["runs"]
     assert found["samples_delivered"] == 24 and found["world_sizes"] is None and found["settings"]["batch_size"] == 4
+
+
+def test_info_of_a_run_of_single_samples(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    torch.save(planned_state(leaf_of(50), 6, batch_size=None), tmp_path / "c.pt")
+    (found,) = json.loads(run("info", "--json", tmp_path / "c.pt")[1])["runs"]
+    assert found["batches_delivered"] == found["samples_delivered"] == 6
 
 
 def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -104,13 +104,19 @@ class Backwards(Greedy):
         return super().select_samples_to_pack(samples[::-1])
 
 
+def fails_late(key: str, skips: int) -> bool:
+    return bool(skips) and int(key.partition("-")[2]) % skips == 2
+
+
 def encoder(kind: type[Sized], skips: int, yields: bool) -> TaskEncoder:
-    """One of a kind, whose samples come twice if it ``yields``."""
+    """One of a kind, whose samples come twice if it ``yields``; some of them fail after that."""
 
     def twice(self: Any, sample: Any) -> Iterator[Any]:
         made = kind.preencode_sample(self, sample)
         yield made
         yield {**made, "__key__": made["__key__"] + "'", "drawn": made["drawn"] + 1}
+        if fails_late(sample.__key__, skips):
+            raise ValueError("twice is enough")
 
     cls: type[Sized] = type("Twice", (kind,), {"preencode_sample": twice}) if yields else kind
     return cls(skips)
@@ -176,6 +182,7 @@ def test_cut_anywhere(
     yields=st.booleans(),
     cut=st.integers(0, 20),
 )
+@example(kind=Greedy, buffer=8, chunk=50, skips=3, yields=True, cut=8)  # the cut is inside a sample that fails late
 def test_nothing_is_lost(
     leaf_of: Callable[..., Path], kind: type[Sized], buffer: int, chunk: int, skips: int, yields: bool, cut: int
 ) -> None:
@@ -183,7 +190,7 @@ def test_nothing_is_lost(
     arguments = {"batch_size": 1, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 1}
     packs: list[list[str]] = []
     state: Any = None
-    counted = 0
+    skipped = failed = 0
     for stop in (cut, 1000):
         dataset = get_val_dataset(
             leaf_of(50), task_encoder=encoder(kind, skips, yields), worker_config=ALONE, **arguments
@@ -197,14 +204,16 @@ def test_nothing_is_lost(
             if taken == stop:
                 break
         state = loader.save_state_rank()
-        counted += loader.stats()["skipped"]
-        assert loader.stats()["dropped"] == loader.stats()["failed"] == 0
+        skipped += loader.stats()["skipped"]
+        failed += loader.stats()["failed"]
+        assert loader.stats()["dropped"] == 0
     if taken == 0 and cut:  # the cut was at the end: another epoch was begun
         return
     kept = [f"a-{number}" for number in range(50) if not (skips and number % skips == 1)]
     expected = Counter(key + mark for key in kept for mark in (("", "'") if yields else ("",)))
     if sum(map(len, packs)) == sum(expected.values()):
-        assert Counter(key for pack in packs for key in pack) == expected and counted == 50 - len(kept)
+        assert Counter(key for pack in packs for key in pack) == expected
+        assert (skipped, failed) == (50 - len(kept), sum(yields and fails_late(key, skips) for key in kept))
     else:  # the cut was behind the last batch, and the next epoch came as well
         assert Counter(key for pack in packs for key in pack) == Counter(dict.fromkeys(expected, 2))
     assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)

@@ -77,7 +77,10 @@ class Sometimes(TaskEncoder):
         return sample.text, drawn, self.current_sample_index
 
     def batch(self, samples: list[Any]) -> Any:
-        return [*samples, self._drawn(sum(zlib.crc32(text) for text, *_ in samples))]
+        drawn = self._drawn(sum(zlib.crc32(text) for text, *_ in samples))
+        if drawn and drawn[0] < 0.3:
+            raise ValueError("by chance")
+        return [*samples, drawn]
 
 
 class AlwaysSeeded(Sometimes):

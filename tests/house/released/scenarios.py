@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from energon_lite import (
     ByTokens,
     Chunks,
@@ -31,18 +34,25 @@ TIME = 1_000_000_000
 BEST_FIT = {"strategy": "best_fit", "capacity": 20}
 
 
+def drawn() -> list[float]:
+    """A random number of each global generator."""
+    return [
+        round(number, 12) for number in (random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item())
+    ]
+
+
 class Words(TaskEncoder):
-    """Words of a text, and a random number of the sample's; packs of up to twelve words."""
+    """Words of a text, and random numbers of the sample's; packs of up to twelve words."""
 
     @stateless(restore_seeds=True)
     def encode_sample(self, sample: Any) -> dict[str, Any]:
         text = sample["json"]["text"] if isinstance(sample, dict) else sample.text
         text = text.decode() if isinstance(text, bytes) else text
         fields = {"key": sample["__key__"]} if isinstance(sample, dict) else {"key": sample.__key__}
-        return {**fields, "tokens": text.split(), "drawn": round(random.random(), 12)}
+        return {**fields, "tokens": text.split(), "drawn": drawn()}
 
     def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {"samples": [[one["key"], one["drawn"]] for one in samples], "drawn": round(random.random(), 12)}
+        return {"samples": [[one["key"], one["drawn"]] for one in samples], "drawn": drawn()}
 
 
 class Packs(Words):

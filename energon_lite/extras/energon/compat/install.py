@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import multiprocessing.spawn
 import sys
 import types
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY
+from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY, VERSION
 from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
 from energon_lite.extras.energon.compat.torch_worker_info import tell
 from energon_lite.loading.executors import executor_handle, worker_process
@@ -22,6 +24,7 @@ from energon_lite.trust import trust_by_default
 __all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
+_PROJECT = "megatron-energon"
 _ALL = frozenset(name for names in MODULES.values() for name in names.split()) - {"command"}
 _KNOWN = {*MODULES, *PARTLY, *AHEAD_MODULES}
 
@@ -80,8 +83,22 @@ def resolve(name: str, of_module: str = "") -> Any:
         raise ImportError(f"{name} of {PACKAGE} should be {counterpart.ours}, which does not exist") from None
 
 
+class _Distribution(importlib.metadata.Distribution):
+    """What ``importlib.metadata`` tells of Energon, whose version programs ask before they choose names."""
+
+    def read_text(self, filename: str) -> str | None:
+        return f"Metadata-Version: 2.1\nName: {_PROJECT}\nVersion: {VERSION}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(__file__).parent / path
+
+
 class _Finder(MetaPathFinder, Loader):
     """Finder of Energon's modules, before all other finders."""
+
+    def find_distributions(self, context: Any) -> list[importlib.metadata.Distribution]:
+        asked = (context.name or "").replace("_", "-").replace(".", "-").lower()
+        return [_Distribution()] if asked == _PROJECT else []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None

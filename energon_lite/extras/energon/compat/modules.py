@@ -142,6 +142,7 @@ MODULES: dict[str, str] = {
 PARTLY: dict[str, str] = {
     "av.av_reader": "AVProbeIndex",
     "cli.main": " ".join(["main", *(f"{name.removeprefix('tools.')}_command" for name in COMMANDS)]),
+    "flavors.jsonl.ijsonl": "IJsonlIndexReader IJsonlIndexWriter",
     "flavors.webdataset.prepare": "WebdatasetPreparator",
 }
 

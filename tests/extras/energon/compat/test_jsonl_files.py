@@ -27,6 +27,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.compat.jsonl_offsets import IJsonlIndexReader, IJsonlIndexWriter
+from energon_lite.extras.energon.epath import EPath
 from tests.testing import ALONE, alone, invoke, output_of
 
 
@@ -58,6 +60,32 @@ def test_both_libraries_read_the_same(tmp_path: Path, tools: Any, prepared_by: s
     theirs = tools.energon_samples(path, "train", decode=decode, subflavors={"kind": "chat"})
     assert len(theirs) == 25
     tools.assert_same(tools.lite_samples(path, "train", subflavors={"kind": "chat"}), theirs)
+
+
+def test_offsets_of_lines_are_read_and_written_by_tools_of_users(tmp_path: Path, tools: Any) -> None:
+    from megatron.energon.flavors.jsonl import ijsonl
+
+    path = write(tmp_path / "chats.jsonl", 25)
+    tools.energon_prepare(path)
+    index, theirs = path.with_suffix(".jsonl.idx"), list(ijsonl.IJsonlIndexReader(path))
+    before = index.read_bytes()
+    with IJsonlIndexReader(path) as offsets:
+        assert list(offsets) == theirs == [offsets[at] for at in range(len(offsets))]
+        assert json.loads(path.read_bytes()[offsets[7] : offsets[8]])["text"] == "text 7"
+        with pytest.raises(IndexError, match="26 offsets"):
+            offsets[26]
+    assert IJsonlIndexReader.count_samples(str(path)) == 25
+    assert IJsonlIndexReader.size(path) == path.stat().st_size
+    with pytest.raises(KeyError), IJsonlIndexWriter(EPath(path)) as broken:
+        broken.append(0)
+        raise KeyError
+    assert index.read_bytes() == before
+    index.unlink()
+    with IJsonlIndexWriter(EPath(path)) as made:
+        for offset in theirs:
+            made.append(offset)
+    assert index.read_bytes() == before
+    assert len(tools.lite_samples(path, "train")) == 25
 
 
 def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, str], Path]) -> None:

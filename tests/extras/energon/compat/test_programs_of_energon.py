@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from energon_lite.extras.energon.compat.modules import VERSION
 from tests.fork_server import run_program
 from tests.testing import write_tar
 
@@ -151,6 +152,10 @@ from energon_lite.extras.energon.__main__ import main
 print(main([]), main(["absent.py"]))
 main(["-c", "import sys, megatron.energon.flavors.webdataset; print(sys.argv)", "y"])
 install()
+import importlib.metadata
+path, sys.path = sys.path, []  # as where Energon itself is not installed
+print(importlib.metadata.version("megatron_energon"), importlib.metadata.metadata("megatron-energon")["Name"])
+sys.path = path
 import megatron.energon as e, megatron.energon.edataclass, megatron.energon.wrappers.skip
 from megatron.energon.edataclass import edataclass  # a name that is a module, too
 assert e.edataclass is edataclass and callable(edataclass)
@@ -178,7 +183,8 @@ except UsageError as error:
 
 
 def test_absent_names_say_what_to_write_and_all_can_be_undone() -> None:
-    codes, argv, *absent, undone, again = run(["-c", NAMES]).splitlines()
+    codes, argv, version, *absent, undone, again = run(["-c", NAMES]).splitlines()
+    assert version == f"{VERSION} megatron-energon"  # programs ask for it before they choose names
     assert (codes, argv, undone) == ("2 2", "['-c', 'y']", "False None __init__.py")
     for line, words in zip(
         absent,
