@@ -135,7 +135,8 @@ class DataLoader:
         self._cache_pool = runner.services.cache_pool = checked_pool(cache_pool)
         runner.services.worker_config = config
         if sample_store is not None:
-            runner.services.store = sample_store.opened(runs.leaves, encoder, runner.hooks, runner.seed)
+            order = runs.plan.order
+            runner.services.store = sample_store.opened(runs.leaves, encoder, runner.hooks, runner.seed, order)
         runner.services.failures = self._report.log
         timed = self._observers.times_stages
         limits = watchdog_timeout_seconds, on_timeout, max_bytes_in_flight

@@ -1,10 +1,14 @@
-"""Ray Data's ``streaming_split`` beside workers of this library, in one run: the same pictures, on the same cores.
+"""Ray Data's ``streaming_split`` and the service of tf.data beside workers of this library, in one run: the same
+pictures, on the same cores.
 
 JPEGs of 512 x 384 are read from tar shards, decoded and resized to 224 x 224 by the same function, 32 in a batch, by
 two workers of each kind in turn. Reported are the time to the first batch, samples a second after it, and the cost of
 a worker that is killed in the middle: the longest wait for a batch, and samples that are missing or come twice.
 
-    pip install 'ray[data]'
+The service of tf.data has the pictures in TFRecords, decodes and resizes them by TensorFlow with one thread in each of
+two worker processes, and deals its shards dynamically.
+
+    pip install 'ray[data]' tensorflow-cpu
     python tools/bench/ray_data.py --runs 3
 """
 
@@ -13,6 +17,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
+import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +36,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.storage import SampleDecoder
 
 PICTURES, EPOCHS, BATCH, WORKERS = 400, 2, 32, 2
-KINDS = ("local", "tcp", "ray", "streaming_split")
+KINDS = ("local", "tcp", "ray", "streaming_split", "tf.data")
 
 
 def resized(image: torch.Tensor) -> torch.Tensor:
@@ -74,6 +81,63 @@ def _of_this(folder: Path, kind: str) -> Iterator[list[str]]:
             yield batch.__key__
 
 
+TF_WORKER = """
+import sys, tensorflow as tf
+service = tf.data.experimental.service
+config = service.WorkerConfig(sys.argv[1], heartbeat_interval_ms=1000)
+service.WorkerServer(config).join()
+"""
+
+
+def _of_tf_data(folder: Path) -> Iterator[list[str]]:
+    """Keys of the batches of tf.data, by its service with two worker processes."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    config = service.DispatcherConfig(job_gc_timeout_ms=1000, worker_timeout_ms=3000)
+    dispatcher = service.DispatchServer(config)
+    target = dispatcher.target.split("://")[1]
+    workers = [subprocess.Popen([sys.executable, "-c", TF_WORKER, target, "tf.data worker"]) for _ in range(WORKERS)]
+    form = {name: tf.io.FixedLenFeature([], tf.string) for name in ("key", "jpg")}
+
+    def row(record: Any) -> Any:
+        parts = tf.io.parse_single_example(record, form)
+        image = tf.image.resize(tf.io.decode_jpeg(parts["jpg"], channels=3), (224, 224), antialias=True)
+        return parts["key"], tf.transpose(tf.cast(image, tf.uint8), (2, 0, 1))
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    shards = sorted(map(str, folder.glob("*.tfrecord"))) * EPOCHS
+    data = tf.data.Dataset.from_tensor_slices(shards).flat_map(tf.data.TFRecordDataset).map(row).batch(BATCH)
+    data = data.with_options(options)
+    policy = service.ShardingPolicy.DYNAMIC
+    try:
+        for keys, images in data.apply(service.distribute(policy, dispatcher.target)):
+            assert images.shape[1:] == (3, 224, 224)
+            yield [key.decode() for key in keys.numpy()]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _write_records(folder: Path) -> None:
+    """Write the pictures of the shards as TFRecords, if TensorFlow is installed."""
+    import tensorflow as tf
+
+    def feature(value: bytes) -> Any:
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    for shard in folder.glob("*.tar"):
+        with tarfile.open(shard) as tar, tf.io.TFRecordWriter(str(shard.with_suffix(".tfrecord"))) as writer:
+            for member in tar:
+                if member.name.endswith(".jpg"):
+                    jpg = tar.extractfile(member)
+                    assert jpg is not None
+                    parts = {"key": feature(member.name.removesuffix(".jpg").encode()), "jpg": feature(jpg.read())}
+                    writer.write(tf.train.Example(features=tf.train.Features(feature=parts)).SerializeToString())
+
+
 def _worker_processes(name: str) -> list[int]:
     """Processes below this one whose title contains ``name``, the busiest first."""
     found = []
@@ -88,13 +152,20 @@ def _worker_processes(name: str) -> list[int]:
     return [pid for _, pid in sorted(found, reverse=True)]
 
 
-TITLES = {"local": "energon", "tcp": "energon", "ray": "ray::Worker", "streaming_split": "ray::"}
+TITLES = {
+    "local": "energon",
+    "tcp": "energon",
+    "ray": "ray::Worker",
+    "streaming_split": "ray::",
+    "tf.data": "tf.data worker",
+}
 
 
 def _measured(folder: Path, kind: str, kill: Callable[[], None] | None) -> tuple[float, float, float, int]:
     """Seconds to the first batch, samples a second, longest wait in seconds, samples that are missing or twice."""
     began = time.perf_counter()
-    batches = _of_ray_data(folder) if kind == "streaming_split" else _of_this(folder, kind)
+    peers = {"streaming_split": _of_ray_data, "tf.data": _of_tf_data}
+    batches = peers[kind](folder) if kind in peers else _of_this(folder, kind)
     keys = list(next(batches))
     first = last = time.perf_counter()
     longest = 0.0
@@ -114,16 +185,18 @@ def _measured(folder: Path, kind: str, kill: Callable[[], None] | None) -> tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default="", help="one kind")
+    parser.add_argument("--only", default="", help="some kinds, by comma")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    ray.init(num_cpus=WORKERS, log_to_driver=False)
+    ray.init(address="local", num_cpus=WORKERS, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as name:
         folder = _pictures(Path(name, "pictures"), PICTURES)
         rows = []
-        kinds = [kind for kind in KINDS if kind.startswith(asked.only)]
+        kinds = [kind for kind in KINDS if kind in asked.only.split(",") or not asked.only]
+        if "tf.data" in kinds:
+            _write_records(folder)
         found: dict[tuple[str, bool], list[tuple[float, float, float, int]]] = {}
         for _ in range(asked.runs):
             for kind in kinds:

@@ -16,7 +16,9 @@ import stat
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import lock, replacing, unlock
@@ -25,9 +27,11 @@ from energon_lite.storage.files.byte_ranges import map_file
 _log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<8sI4x")
+#: Bytes before those of a file.
+HEADER = _HEADER.size
 _MAGIC = b"ENRGLRNG"
-#: The share of a full folder that is kept when the files unused for longest are removed.
-_KEEP = 0.9
+#: The share of a full folder that is kept when files are removed: those unused for longest, or those needed last.
+_KEEP, KEEP_NEXT = 0.9, 0.97
 #: Name of the file with the bytes of all files, and its format.
 _COUNT = "bytes.lock"
 _SIZE = struct.Struct("<Q")
@@ -37,6 +41,49 @@ _PATIENCE = 60.0
 _FULL_SECONDS = 60.0
 
 
+class StoredFile(NamedTuple):
+    """A file that may be removed; sorted by what goes first.
+
+    Attributes:
+        is_kept: its next use is known.
+        nearness: the negative distance of that use.
+        used_at: time of the last use.
+        size: its bytes.
+        path: its path.
+    """
+
+    is_kept: bool
+    nearness: float
+    used_at: int
+    size: int
+    path: str
+
+
+def to_remove(files: Iterable[StoredFile], excess: float, distance: float) -> tuple[list[StoredFile], float | None]:
+    """Return files of ``excess`` bytes, or a little more: those unused for longest, then those that are needed last.
+
+    Of files whose next use is known, none gives way to one that is not needed at least twice as soon: samples that are
+    needed once in each epoch would replace each other, and no more of them would be found.
+
+    Args:
+        files: all files.
+        excess: the bytes.
+        distance: distance of the next use of the file that is to be written.
+
+    Returns:
+        The files, and the smallest distance of the known next uses of those that are needed last; None: there is none.
+    """
+    chosen = list[StoredFile]()
+    for file in sorted(files):
+        if excess <= 0:
+            break
+        excess -= file.size
+        chosen.append(file)
+    near = min((-file.nearness for file in chosen if file.is_kept), default=None)
+    is_near = near is None or 2 * distance < near
+    return [file for file in chosen if is_near or not file.is_kept], near
+
+
 class CheckedFolder:
     """Folder of checksummed files.
 
@@ -44,7 +91,8 @@ class CheckedFolder:
         path: the folder.
         limit: bytes of all files; the files unused for longest are removed.
         option: the argument that names the folder, for messages.
-        kept: name of a subfolder whose files are never removed; "": there is none.
+        kept: name of a subfolder with files whose next uses are known, and which are removed last; "": there is none.
+        distances: returns the distances of their next uses, by path.
 
     Attributes:
         damaged: files whose contents were not as they had been written.
@@ -59,11 +107,23 @@ class CheckedFolder:
         b'data'
     """
 
-    def __init__(self, path: str, limit: int, *, option: str, kept: str = ""):
+    each = map
+
+    def __init__(
+        self,
+        path: str,
+        limit: int,
+        *,
+        option: str,
+        kept: str = "",
+        distances: Callable[[Sequence[str]], Iterable[float]] = lambda paths: [0.0] * len(paths),
+    ):
         self.path = os.path.abspath(os.path.expanduser(path))
         self.damaged = 0
         self._limit = limit
         self._kept = os.path.join(self.path, kept) if kept else ""
+        self._distances = distances
+        self._near: float | None = None  # see to_remove()
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             with suppress(FileExistsError):
@@ -81,7 +141,11 @@ class CheckedFolder:
     def place(self, key: bytes) -> str:
         """Return the path of the file for a key."""
         name = hashlib.sha256(key).hexdigest()[:40]
-        return os.path.join(self._kept or self.path, name[:2], name)
+        return self.file(name[:2], name)
+
+    def file(self, folder: str, name: str) -> str:
+        """Return the path of a file with a name of its own."""
+        return os.path.join(self._kept or self.path, folder, name)
 
     def has(self, path: str) -> bool:
         """Return whether there is a file, which may be damaged."""
@@ -99,7 +163,7 @@ class CheckedFolder:
             is_whole = length > _HEADER.size if size is None else length == _HEADER.size + size
             view = map_file(file.fileno()) if is_whole else memoryview(b"")
             data = view[_HEADER.size :]
-            if bytes(view[: _HEADER.size]) == _header(path, data):
+            if bytes(view[: _HEADER.size]) == header(path, data):
                 os.utime(file.fileno())  # the time of last use, by which files are removed
                 return data
             self.damaged += 1
@@ -108,23 +172,29 @@ class CheckedFolder:
             os.unlink(path)
         return None
 
-    def write(self, path: str, data: bytes) -> bool:
+    def write(self, path: str, data: bytes, distance: float = 0.0) -> bool:
         """Write a file; return False if there is no room for it.
+
+        Args:
+            path: its path, from :meth:`place` or :meth:`file`.
+            data: its bytes.
+            distance: distance of its next use.
 
         Raises:
             OSError: the folder cannot be used.
         """
-        if not self._reserve(_HEADER.size + len(data)):
+        is_late = self._near is not None and 2 * distance >= self._near
+        if is_late or not self._reserve(_HEADER.size + len(data), distance):
             return False
         for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
             _make_own(folder)
         with suppress(FileNotFoundError):  # another process has removed it already, to make room
             with replacing(path) as temporary, open(temporary, "xb", opener=_private) as file:
-                file.write(_header(path, data))
+                file.write(header(path, data))
                 file.write(data)
         return True
 
-    def _reserve(self, size: int) -> bool:
+    def _reserve(self, size: int, distance: float) -> bool:
         """Count bytes that are about to be written; return False if the folder is full.
 
         The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
@@ -139,39 +209,40 @@ class CheckedFolder:
             stored = os.pread(descriptor, _SIZE.size, 0)
             used = _SIZE.unpack(stored)[0] if len(stored) == _SIZE.size else self._limit
             if used + size > self._limit:
-                used = self._make_room(size)
+                used = self._make_room(size, distance)
             has_room = used + size <= self._limit
-            self._full_until = 0.0 if has_room else now + _FULL_SECONDS
+            self._full_until = 0.0 if has_room or self._near is not None else now + _FULL_SECONDS
             os.pwrite(descriptor, _SIZE.pack(used + size if has_room else used), 0)
             return has_room
         finally:
             unlock(descriptor)
             os.close(descriptor)
 
-    def _make_room(self, size: int) -> int:
-        """Measure the folder, and remove files until it may grow by a tenth; return the bytes that stay."""
-        files = []
-        total = 0
+    def _make_room(self, size: int, distance: float) -> int:
+        """Measure the folder, and remove files until it may grow; return the bytes that stay."""
+        found: tuple[list[StoredFile], list[StoredFile]] = [], []
         for place, _, names in os.walk(self.path):
             is_kept = bool(self._kept) and place.startswith(self._kept)
             for path in [os.path.join(place, name) for name in names if not name.endswith(".lock")]:
                 with suppress(OSError):
                     status = os.stat(path)
-                    total += status.st_size
-                    if not is_kept:
-                        files.append((status.st_mtime_ns, status.st_size, path))
+                    found[is_kept].append(StoredFile(is_kept, 0.0, status.st_mtime_ns, status.st_size, path))
+        others, kept = found
+        total = sum(file.size for file in others) + sum(file.size for file in kept)
         if total + size <= self._limit:
             return total  # the count was wrong
-        for _, bytes_of, path in sorted(files):
-            if total + size <= _KEEP * self._limit:
-                break
+        far = self._distances([file.path for file in kept])
+        kept = [file._replace(nearness=-its) for file, its in zip(kept, far, strict=True)]
+        excess = total + size - (KEEP_NEXT if kept else _KEEP) * self._limit
+        removed, self._near = to_remove(others + kept, excess, distance)
+        for file in removed:
             with suppress(OSError):  # another process has removed it already
-                os.unlink(path)
-            total -= bytes_of
-        return total
+                os.unlink(file.path)
+        return total - sum(file.size for file in removed)
 
 
-def _header(path: str, data: bytes | memoryview) -> bytes:
+def header(path: str, data: bytes | memoryview) -> bytes:
+    """Return the bytes before those of a file."""
     return _HEADER.pack(_MAGIC, zlib.crc32(data, zlib.crc32(os.path.basename(path).encode())))
 
 

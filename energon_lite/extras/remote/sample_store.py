@@ -1,4 +1,4 @@
-"""Store of encoded samples in a folder: what one process has read, decoded and encoded, others only load.
+"""Store of encoded samples in a folder or bucket: what one process has read, decoded and encoded, others only load.
 
 A sample is stored under its address: the data set, its number, the hooks and their version. If the hooks have drawn
 random numbers, or asked for the number of the sample, the address also has the seed and the epoch; other samples are
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.errors import DatasetError, FatalSampleError, UsageError
+from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
+from energon_lite.extras.remote.coming_uses import ComingUses
 from energon_lite.extras.wire import pack, unpack
 from energon_lite.hooks import (
     HookContext,
@@ -31,7 +34,9 @@ from energon_lite.hooks import (
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
+from energon_lite.order.orders import Order
 from energon_lite.storage.files.shard_store import COUNTS
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 logger = logging.getLogger(__name__)
@@ -46,9 +51,11 @@ class SampleStore:
     random numbers for are found again only by runs with the same seed, in the same epoch.
 
     Args:
-        folder: folder on a local disk, or one that machines share. Any number of processes of one user may use it.
-        max_bytes: size of the folder, in bytes. If it is full, samples of other data sets and hooks that were unused
-            for longest are removed; samples of this one stay, since each is needed once in an epoch.
+        folder: folder on a local disk, or one that machines share; or a URL in a bucket. Any number of processes of one
+            user may use it. Who can write to a bucket can change samples.
+        max_bytes: size of all samples, in bytes. If it is reached, samples of other data sets and hooks are removed,
+            and then those of this one that the run needs last: what it needs next stays. Writers to a bucket may exceed
+            it for a while.
         version: a text to be changed whenever the hooks give other samples. Changes in the encoder's attributes, in its
             module, and in your modules that it uses are noticed; changes in files that hooks read are not.
         checked: of so many samples that are found, one is made again and compared; 0: none.
@@ -71,7 +78,9 @@ class SampleStore:
             wrong = "max_bytes" if self.max_bytes < 1 else "checked"
             raise UsageError(f"{wrong} is {getattr(self, wrong)}", fix="give a positive number (checked=0: no checks)")
 
-    def opened(self, leaves: Sequence[Leaf], encoder: TaskEncoder, hooks: Hooks, seed: int) -> OpenedSampleStore | None:
+    def opened(
+        self, leaves: Sequence[Leaf], encoder: TaskEncoder, hooks: Hooks, seed: int, order: Order
+    ) -> OpenedSampleStore | None:
         """Return the store of a data set; None: its samples take no work, or hooks yield any number of them."""
         works = any(not returns_its_argument(encoder, name) for name in hooks.sample)
         works |= any(leaf.cooker is not None or leaf.fields is None or leaf.fields.decodes for leaf in leaves)
@@ -83,31 +92,38 @@ class SampleStore:
             return None
         code = f"{code_hash(encoder)} {sorted(code_digests(type(encoder)).items())}"
         how = _hash(f"{self.version}\n{code}\n{hooks.sample}\n{[*attributes(encoder, 'self')]}")[:16]
-        folder = CheckedFolder(self.folder, self.max_bytes, option="sample_store", kept=how)
-        return _Opened(folder, leaves, seed, self.checked)
+        return _Opened(self, how, leaves, seed, order)
 
 
 class _Opened(OpenedSampleStore):
     """Store of one data set.
 
     Args:
-        folder: the folder.
+        store: the store.
+        how: name of a folder for the samples of these hooks.
         leaves: the leaves, in the order's numbering.
         seed: seed of the hooks.
-        checked: see :class:`SampleStore`.
+        order: order of the run.
     """
 
-    def __init__(self, folder: CheckedFolder, leaves: Sequence[Leaf], seed: int, checked: int):
-        self._folder = folder
+    def __init__(self, store: SampleStore, how: str, leaves: Sequence[Leaf], seed: int, order: Order):
+        kind = CheckedBucket if is_remote(store.folder) else CheckedFolder
+        options: dict[str, Any] = {"option": "sample_store", "kept": how, "distances": self._distances}
+        self._folder = kind(store.folder, store.max_bytes, **options)
         self._leaves = leaves
-        self._seed = seed
-        self._checked = checked
+        self._seed = _hash(str(seed))[:8]
+        self._uses = ComingUses(order, [leaf.length for leaf in leaves])
+        self._ahead: dict[Address, memoryview | None] = {}
+        self._checked = store.checked
         self._found = 0
         self._compared: dict[Address, bytes] = {}  # form of each sample that is made again
         self._keys = dict[int, str]()
         self._told = set[str]()
 
     def missing(self, addresses: Sequence[Address]) -> Sequence[Address]:
+        if isinstance(self._folder, CheckedBucket):  # a question whether there is a sample takes as long as the sample
+            self._ahead = dict(zip(addresses, self._folder.each(self._find, addresses), strict=True))
+            return [address for address, found in self._ahead.items() if found is None]
         return [address for address in addresses if not any(map(self._folder.has, self._places(address)))]
 
     def read(
@@ -116,7 +132,9 @@ class _Opened(OpenedSampleStore):
         addresses: Sequence[Address],
         wanted: Sequence[Address],
     ) -> Iterable[ReadSample]:
-        found = [self._load(address) for address in wanted]
+        asked = [address for address in wanted if address not in self._ahead]
+        forms = dict(zip(asked, self._folder.each(self._find, asked), strict=True)) | self._ahead
+        found = [self._load(address, forms[address]) for address in wanted]
         places = [place for place, stored in enumerate(found) if stored is None]
         made = iter(rows([addresses[place] for place in places], [wanted[place] for place in places]) if places else ())
         of_each = zip(addresses, found, wanted, strict=True)
@@ -138,13 +156,13 @@ class _Opened(OpenedSampleStore):
         if before is None and context.asked != "batch":
             is_random = bool(context.asked) or context.has_drawn()
             try:
-                if not self._folder.write(places[is_random], form):
-                    self._tell("sample_store %s is full; further samples are made each time", self._folder.path)
-            except OSError as error:
+                distance = self._uses.after(*address[:3])
+                if not self._folder.write(places[is_random], form, math.inf if is_random else distance):
+                    self._tell("sample_store %s is full; what is needed last is made each time", self._folder.path)
+            except (DatasetError, OSError) as error:
                 self._tell("sample_store %s cannot be used (%s); samples are made", self._folder.path, error)
 
-    def _load(self, address: Address) -> StoredSample | None:
-        found = self._find(address)
+    def _load(self, address: Address, found: memoryview | None) -> StoredSample | None:
         if found is None:
             return None
         self._found += 1
@@ -167,15 +185,29 @@ class _Opened(OpenedSampleStore):
     def _places(self, address: Address) -> tuple[str, ...]:
         """Return the file of a sample if its hooks draw no random numbers, and the one if they do."""
         number, index, epoch = address[:3]
+        if not (key := self._key(number)):
+            return ()
+        names = f"{key}-{index:x}", f"{key}-{index:x}-{epoch:x}-{self._seed}"
+        return tuple(self._folder.file(f"{index % 256:02x}", name) for name in names)
+
+    def _key(self, number: int) -> str:
+        """Return the name of a leaf in those of its samples; "": they are not stored."""
         if number not in self._keys:
             leaf = self._leaves[number]
             how = [*attributes((leaf.loader, leaf.cooker), "leaf")]
-            text = _hash(f"{leaf.key} {leaf.source.path} {how}")
+            text = _hash(f"{leaf.key} {leaf.source.path} {how}")[:24]
             self._keys[number] = text if isinstance(leaf.loader, SampleLoader) else ""
-        if not (key := self._keys[number]):
-            return ()
-        keys = f"{index} {key}", f"{index} {epoch} {self._seed} {key}"
-        return tuple(self._folder.place(key.encode()) for key in keys)
+        return self._keys[number]
+
+    def _distances(self, paths: Sequence[str]) -> list[float]:
+        """Return the distances of the next uses of stored samples; infinity: this run does not use them again."""
+        numbers = {self._key(number): number for number in range(len(self._leaves))}
+        parts = [path.rsplit("/", 1)[-1].split("-") for path in paths]
+        rows = [(numbers.get(key, -1), int(index, 16), rest) for key, index, *rest in parts]
+        leaf, index = (np.array([row[column] for row in rows], dtype=np.int64) for column in (0, 1))
+        epoch = np.array([int(rest[0], 16) if rest else -1 for *_, rest in rows], dtype=np.int64)
+        is_other = (leaf < 0) | np.array([bool(rest) and rest[1] != self._seed for *_, rest in rows], dtype=bool)
+        return np.where(is_other, math.inf, self._uses.of(leaf, index, epoch)).tolist()
 
     def _form(self, address: Address, sample: Any, key: tuple[Any, ...]) -> bytes | None:
         """Return the bytes of a sample without its restore key; None: it has no plain form, or an own restore key."""

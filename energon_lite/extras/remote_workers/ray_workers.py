@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 _LOOK, _CALM = 0.1, 2.0
 #: Seconds of no need after which actors above the minimum are ended.
 _IDLE = 30.0
+#: Actors that may end at their start, one after the other, before a pool without other workers gives up; and the
+#: longest pause between two of them, in seconds.
+_FAILED, _LONGEST = 3, 60.0
 
 
 def open_pool(request: PoolRequest) -> MixedPool:
@@ -91,6 +95,9 @@ class Worker:
         self._mailbox = _Mailbox()
         observers = (StageTimer(runner.leaves, number),) if trace else ()
         threading.Thread(target=self._work, args=(runner, observers), daemon=True).start()
+
+    def ready(self) -> None:
+        """Return when the actor has started."""
 
     def run(self, message: np.ndarray) -> list[np.ndarray]:
         """Return the messages with the answers to the jobs in a message, each as one array of bytes."""
@@ -165,7 +172,7 @@ class RayHandle(RemoteHandle):
 
 
 class RaySource(WorkerSource):
-    """Source of workers that are actors of Ray.
+    """Source of workers that are actors of Ray. An actor joins the pool, and gets jobs, when it has answered once.
 
     Args:
         workers: their description.
@@ -183,7 +190,10 @@ class RaySource(WorkerSource):
         self._numbers = itertools.count(2000)
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._starting = set[RemoteHandle]()
         self._problem: BaseException | None = None
+        self._failed = 0  # actors that ended at their start since the last one that did not
+        self._again = 0.0  # time of the next start
         self._short_at = 0.0
 
     def start(self) -> None:
@@ -191,9 +201,13 @@ class RaySource(WorkerSource):
         threading.Thread(target=self._look, name="energon-lite-actors", daemon=True).start()
 
     def take(self, alone: bool) -> Sequence[RemoteHandle]:
-        if alone and not self._joined and self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise UsageError(f"no actor of Ray can be started: {problem}", fix="look at `ray status`") from problem
+        if alone and not self._joined and self._failed >= _FAILED:
+            raise UsageError(
+                f"no actor of Ray can be started: {self._failed} in a row ended at their start, the last one with: "
+                f"{self._problem}",
+                fix="install the trainer's packages and code on the machines of the cluster, with memory for the data "
+                "set; see `ray logs` for what an actor printed, and `ray status`",
+            ) from self._problem
         joined = []
         while self._joined:
             joined.append(self._joined.popleft())
@@ -215,6 +229,10 @@ class RaySource(WorkerSource):
 
     def close(self) -> None:
         self._closed.set()
+        with self._lock:
+            starting, self._starting = self._starting, set()
+        for worker in starting:
+            worker.close()
         while self._joined:
             self._joined.popleft().close()
 
@@ -227,7 +245,7 @@ class RaySource(WorkerSource):
         began = 0.0
         while not self._closed.wait(_LOOK):
             now = time.monotonic()
-            if now - began < _CALM and len(self._live) >= self._wanted:
+            if now < self._again or (now - began < _CALM and len(self._live) >= self._wanted):
                 continue
             if len(self._live) >= self._wanted and now - self._short_at < _CALM:
                 self._wanted = min(self._workers.maximum, self._wanted + 1)
@@ -241,8 +259,34 @@ class RaySource(WorkerSource):
                 handle = RayHandle(number, RayChannel(actor), "actor of Ray")
                 with self._lock:
                     self._live.append(handle)
-                self._joined.append(handle)
+                    self._starting.add(handle)
+                if self._closed.is_set():
+                    self.close()
+                actor.ready.remote().future().add_done_callback(partial(self._started, handle))
                 began = now
             except Exception as error:
-                self._problem = error
-                self._closed.wait(_CALM)
+                self._note(error)
+
+    def _started(self, handle: RemoteHandle, answer: Any) -> None:
+        """Let an actor join that has answered, or take note that it has ended; called by a thread of Ray."""
+        error = answer.exception()
+        with self._lock:
+            is_awaited = handle in self._starting
+            self._starting.discard(handle)
+            if is_awaited and error is None:
+                self._failed = 0
+                self._joined.append(handle)
+        if is_awaited and error is not None:
+            self.left(handle)
+            handle.channel.close()  # not ray.kill(), which waits for this thread
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Take note of an actor that cannot be started, and wait longer before the next one."""
+        self._again = time.monotonic() + min(_LONGEST, _CALM * 2 ** min(5, self._failed))
+        self._problem = error
+        self._failed += 1
+        if self._failed == _FAILED:
+            logger.warning(
+                "%d actors of Ray in a row ended at their start; further ones are tried less often: %s", _FAILED, error
+            )

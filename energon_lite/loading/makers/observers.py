@@ -16,6 +16,7 @@ from energon_lite.hooks import HookContext, Hooks, TaskEncoder
 from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
+from energon_lite.order.orders import Order
 from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
@@ -317,11 +318,13 @@ class SampleStore(Protocol):
 
     Example:
         >>> class Everything:
-        ...     def opened(self, leaves, encoder, hooks, seed): return MyStore(leaves)
+        ...     def opened(self, leaves, encoder, hooks, seed, order): return MyStore(leaves)
         >>> loader = get_savable_loader(dataset, sample_store=Everything())
     """
 
-    def opened(self, leaves: Sequence[Leaf], encoder: TaskEncoder, hooks: Hooks, seed: int) -> OpenedSampleStore | None:
+    def opened(
+        self, leaves: Sequence[Leaf], encoder: TaskEncoder, hooks: Hooks, seed: int, order: Order
+    ) -> OpenedSampleStore | None:
         """Return the store of a data set; None: its samples take no work, or cannot be stored.
 
         Args:
@@ -329,4 +332,5 @@ class SampleStore(Protocol):
             encoder: the user's hooks.
             hooks: the hooks that are in use.
             seed: seed of all random numbers of the hooks.
+            order: order of the run.
         """

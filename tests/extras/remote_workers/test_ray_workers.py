@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import RayWorkers
 from tests.testing import ALONE, take
 
@@ -91,3 +93,59 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(
         batches += take(loader, 20)
         assert loader.stats()["worker_deaths"] >= 1
     assert same(batches, expected)
+
+
+class Gated(Drawn):
+    """One process can load it; others wait for a file, or end."""
+
+    def __init__(self, folder: Path, ends: bool = False):
+        self.trainer, self.folder, self.ends = os.getpid(), str(folder), ends
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() == self.trainer:
+            return
+        if self.ends:
+            os._exit(1)
+        try:
+            Path(self.folder, "first").touch(exist_ok=False)
+        except FileExistsError:
+            while not Path(self.folder, "gate").exists():
+                time.sleep(0.05)
+
+
+def test_actors_get_jobs_when_they_have_started(
+    cluster: Any, leaf_of: Any, tmp_path: Path, same: Callable[[Any, Any], bool]
+) -> None:
+    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
+        expected = take(loader, 40)
+    config = WorkerConfig(0, 1, workers=RayWorkers(2, 2))
+    with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path), config)) as loader:
+        batches = take(loader, 20)
+        pool: Any = loader._workers.executor()
+        assert len(pool._workers) == 1 and loader.stats()["worker_deaths"] == 0
+        (tmp_path / "gate").touch()
+        batches += take(loader, 20)
+    assert same(batches, expected)
+
+
+def test_actors_that_end_at_their_start_are_told(cluster: Any, leaf_of: Any, tmp_path: Path) -> None:
+    config = WorkerConfig(0, 1, workers=RayWorkers(1, 1))
+    with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path, ends=True), config)) as loader:
+        with pytest.raises(UsageError, match=r"3 in a row ended at their start(.|\n)*ray logs"):
+            take(loader, 1)
+
+
+def test_local_workers_go_on_without_actors(
+    cluster: Any, leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, same: Callable[[Any, Any], bool]
+) -> None:
+    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
+        expected = take(loader, 20)
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1))
+    with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path, ends=True), config)) as loader:
+        batches = take(loader, 10)
+        deadline = time.monotonic() + 120
+        while "in a row ended at their start" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert same(batches + take(loader, 10), expected)
+    assert caplog.text.count("in a row ended at their start") == 1
