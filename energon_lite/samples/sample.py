@@ -29,8 +29,8 @@ def edataclass(cls: type[T]) -> type[T]:
     return dataclass(kw_only=True, slots=True)(cls)
 
 
-# Not frozen: that would double the time to make one, and there is one for every sample.
-@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+# Neither frozen nor by keywords alone: either takes more time to make one, and there is one for every sample.
+@dataclass(slots=True, unsafe_hash=True)
 class SourceInfo:
     """Origin of a sample's bytes.
 

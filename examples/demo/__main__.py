@@ -56,7 +56,7 @@ def main() -> int:
         build(data, blend.recipes(), blend.BLEND)
     with report.part(f"Train without interruption ({LAYOUT})"):
         reference = train(first, steps)
-    with report.part(f"Train again, kill a rank in the middle, start again ({LAYOUT})"):
+    with report.part(f"Train again, kill a rank, start again ({LAYOUT})"):
         before = train_until_kill(killed, steps)
         after = start_again(killed, steps)
         check_equal(report, reference, before, after)

@@ -15,7 +15,7 @@ class Steps:
 
     Args:
         total: of a whole run.
-        resume: the checkpoint in the middle.
+        resume: the last checkpoint before the end.
         kill: a rank is killed after this step, some steps after the checkpoint, so that steps are repeated.
     """
 
@@ -32,13 +32,13 @@ class Steps:
         """
         train = load_config(config).train
         every = max(1, train.save_every)
-        resume = train.steps // 2 // every * every
+        resume = (train.steps - 1) // every * every
         kill = resume + every // 3
         if not 0 < resume < kill < resume + every <= train.steps:
             raise DemoError(
                 f"{config} saves too seldom for this demo: set train.save_every to a quarter of train.steps"
             )
-        # The checkpoints from the middle to the end; the one after the last step counts too.
+        # This checkpoint and those behind it; the one after the last step counts too.
         wanted = 1 + -(-(train.steps - resume) // every)
         if train.keep < wanted:
             raise DemoError(f"{config} does not keep the checkpoint of step {resume}: set train.keep to {wanted}")
@@ -46,5 +46,5 @@ class Steps:
 
     @property
     def checkpoint(self) -> str:
-        """The name of the checkpoint in the middle."""
+        """The name of the checkpoint that runs go on from."""
         return f"step-{self.resume:08d}"

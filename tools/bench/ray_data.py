@@ -189,12 +189,13 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    ray.init(address="local", num_cpus=WORKERS, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as name:
         folder = _pictures(Path(name, "pictures"), PICTURES)
         rows = []
         kinds = [kind for kind in KINDS if kind in asked.only.split(",") or not asked.only]
+        if {"ray", "streaming_split"} & {*kinds}:
+            ray.init(address="local", num_cpus=WORKERS, log_to_driver=False)
+            ray.data.DataContext.get_current().enable_progress_bars = False
         if "tf.data" in kinds:
             _write_records(folder)
         found: dict[tuple[str, bool], list[tuple[float, float, float, int]]] = {}

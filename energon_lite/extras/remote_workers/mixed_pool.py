@@ -16,8 +16,9 @@ from energon_lite.loading.makers.outcomes import Result
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for workers that are silent or late.
-_LOOK = 0.2
+#: Seconds between two looks for workers that are silent or late: at least, and at most. In between, no more often than
+#: the longest recent job takes, because each look wakes the trainer.
+_LOOK, _SELDOM = 0.1, 0.4
 #: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
 _SILENT, _GONE = 0.6, 10.0
 #: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs;
@@ -208,7 +209,8 @@ class MixedPool(WorkerPool):
         return super()._running() - silent
 
     def _collect(self, timeout: float | None) -> bool:
-        found = super()._collect(_LOOK if timeout is None else min(timeout, _LOOK))
+        look = min(_SELDOM, max(_LOOK, self._longest))
+        found = super()._collect(look if timeout is None else min(timeout, look))
         for joined in self._source.take(alone=not self._workers):
             self._workers.append(joined)
             self._poll.register(joined.channel.fileno(), 1)

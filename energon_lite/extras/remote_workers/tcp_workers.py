@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Segments of a worker beyond those of its jobs, and at most.
 _MORE_SEGMENTS, _MOST_SEGMENTS = 6, 256
-#: Seconds between two looks at the receiver, and until another one is started.
-_LOOK = 0.5
+#: Seconds until another receiver is started, and between two checks that it runs; its end is usually noticed at once.
+_AGAIN, _CHECK = 0.5, 5.0
 
 
 def open_pool(request: PoolRequest) -> MixedPool:
@@ -144,16 +144,20 @@ class TcpSource(WorkerSource):
         while not self._closed.is_set():
             ours, theirs = Pipe()
             with ours:
-                with theirs:
-                    self._process = process = _started(theirs)
+                try:
+                    with theirs:
+                        self._process = process = _started(theirs)
+                except OSError as error:
+                    self._refusal = RefusedError(f"the process that receives from servers cannot be started: {error}")
+                    return
                 with suppress(EOFError, OSError):
                     ours.send(self._orders)
                     while process.poll() is None and not self._closed.is_set():
-                        if ours.poll(_LOOK):
+                        if ours.poll(_CHECK):
                             self._take_report(ours.recv(), ours)
             process.kill()
             status = process.wait()
-            if not self._closed.wait(_LOOK):
+            if not self._closed.wait(_AGAIN):
                 text = f"the process that receives from servers ended with status {status}"
                 logger.warning("%s; it is replaced", text)
                 self._refusal = RefusedError(text) if status > 0 else self._refusal

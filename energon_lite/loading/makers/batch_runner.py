@@ -10,9 +10,11 @@ is returned with the batch as a :class:`Failure`, so that it is counted if, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from energon_lite.batching.digests import set_digest
@@ -38,6 +40,9 @@ from energon_lite.worker_config import ErrorHandler
 
 #: Tag that separates the hashes of this purpose from those of others.
 _BATCH = HashDomain.BATCH_HOOKS.value
+
+#: The leaf of an address.
+_LEAF_OF = itemgetter(0)
 
 T = TypeVar("T")
 
@@ -173,14 +178,14 @@ class BatchRunner(JobRunner):
         return self._together("collate", job.addresses, collated)
 
     def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
-        """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
+        """Return the samples before their hooks; None: they must be made one by one."""
         if not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
         if any(observer.times_samples for observer in self.services.observers):
             return None
         if len(addresses) * self.largest > READ_TOGETHER:
             return None
-        for number in {address[0] for address in addresses}:
+        for number in set(map(_LEAF_OF, addresses)):
             fields = self.leaves[number].fields
             if fields is None or fields.decodes:
                 return None  # a damaged sample, or one that needs a loader, would have all samples decoded twice
@@ -188,7 +193,8 @@ class BatchRunner(JobRunner):
         def made(rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]) -> list[Any] | None:
             of_leaves = []
             for number, leaf_rows in self._told(rows):
-                keys = (("sample", *addresses[place], 0) for place in places[number])
+                mine = zip(*map(addresses.__getitem__, places[number]), strict=True)
+                keys = zip(repeat("sample"), *mine, repeat(0), strict=False)
                 if (samples := leaf_rows.samples(keys)) is None:
                     return None
                 of_leaves.append(samples)
@@ -227,17 +233,20 @@ class BatchRunner(JobRunner):
             outcomes: list to which the outcomes are appended.
             number: number of the micro-batch.
         """
-        together = None if attempt or self.sample_hooks else self._all_samples(addresses)
-        if together is not None:
-            outcomes += [address[0] for address in addresses]
-            return together, addresses
+        batch_index = number if self.batched else None
+        first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
+        together = None if attempt else self._all_samples(addresses)
+        every: Iterable[Any] = together or self.make(addresses, context, first, batch_index)
+        if together is not None and self.sample_hooks:
+            every = self.hooked_together(together, addresses, context, batch_index)
+        if every is not together and not attempt and not self.samples_draw and self.services.store is None:
+            every = self._watched(every, addresses, context, batch_index)
+        if isinstance(every, list) and Rejected not in map(type, every):
+            outcomes += map(_LEAF_OF, addresses)
+            return every, addresses
         samples = list[Any]()
         places = list[Address]()
-        first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
-        batch_index = number if self.batched else None
-        watches = not attempt and not self.samples_draw and self.services.store is None
-        made_of = self._watched if watches else self.make
-        for address, made in zip(addresses, made_of(addresses, context, first, batch_index), strict=True):
+        for address, made in zip(addresses, every, strict=True):
             tried = first
             row: FailureStreak | None = None
             while type(made) is Rejected:
@@ -256,34 +265,30 @@ class BatchRunner(JobRunner):
         return samples, places
 
     def _watched(
-        self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
-    ) -> Iterator[Any]:
-        """:meth:`make` while the global generators are watched.
+        self, samples: Iterable[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
+    ) -> Iterable[Any]:
+        """Return samples whose hooks have not run yet; the global generators are watched meanwhile.
 
         At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
         they draw: then their samples are made again, and hooks are seeded from then on.
         """
-        samples = self.make(addresses, context, attempt, batch_index)
-        if self.samples_draw is None:
-            is_alone = context.watch(seeds=True)
-            yield from samples
-            self.samples_draw = context.drew() or not is_alone
-            return
-        done = 0
-        while done < len(addresses):
-            context.watch(seeds=False)
-            made = list[Any]()
-            with suppress(UnseededDraw):
-                for sample in samples:
-                    made.append(sample)
-                    if type(sample) is Rejected:
-                        break  # its replacements are seeded
-            self.samples_draw = context.drew()
-            if self.samples_draw:
-                yield from self.make(addresses[done:], context, attempt, batch_index)
-                return
-            done += len(made)
-            yield from made
+        seeds = self.samples_draw is None
+        is_alone = context.watch(seeds=seeds)
+        made = list[Any]()
+        with suppress(UnseededDraw):
+            for sample in samples:
+                made.append(sample)
+                if type(sample) is Rejected:
+                    break  # its replacements are seeded, and made before the other samples
+        self.samples_draw = context.drew() or (seeds and not is_alone)
+        if self.samples_draw and not seeds:
+            return self.make(addresses, context, 0, batch_index)
+        left = addresses[len(made) :]
+
+        def rest() -> Iterator[Any]:
+            yield from samples if self.samples_draw else self._watched(samples, left, context, batch_index)
+
+        return chain(made, rest()) if left else made
 
     def _batch(
         self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext, attempt: int = 0

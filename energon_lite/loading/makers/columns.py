@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from operator import add
@@ -108,7 +107,6 @@ class Rows:
         self.columns: Columns | None = None
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
         self._sources: list[SourceInfo] = []
-        self._made: list[Any] | None = None
         try:
             if leaf.open is not None:
                 self.leaf = leaf = leaf.open()
@@ -134,22 +132,13 @@ class Rows:
         return RawSample(columns.keys[at], parts, (self._sources or self._all_sources(columns))[at])
 
     def sample(self, at: int, restore_key: tuple[Any, ...]) -> Any | None:
-        """Return one sample as an object, decoded now; None: it needs a sample loader. To be called once for each."""
+        """Return one sample as an object, decoded now; None: it needs a sample loader."""
         if not self._steps:
             return None
         fields = self.leaf.fields
         columns = self.columns
         assert fields is not None and columns is not None
         try:
-            if self._made is None:
-                self._made = []
-                if not fields.decodes:
-                    with suppress(Exception):  # of one of the samples: they are made one by one
-                        self._made = self.samples(repeat(())) or []
-            if self._made:
-                sample = self._made[at]
-                sample.__restore_key__ = restore_key
-                return sample
             values = []
             for column, decode, named in self._steps:
                 value = column[at] if decode is None else decode(column[at])
@@ -190,11 +179,8 @@ class Rows:
         """Return the source of each sample; made for all samples on the first request."""
         path = self.leaf.source.path
         files = zip(*[map(add, found.keys, repeat(f".{name}")) for name in found.names], strict=True)
-        places = zip(self.indices, found.shards, files if found.names else repeat(()), strict=False)
-        self._sources = [
-            SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=names)
-            for index, shard, names in places
-        ]
+        names = files if found.names else repeat(())
+        self._sources = list(map(SourceInfo, repeat(path), self.indices, found.shards, names))
         return self._sources
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,27 @@ class JobRunner(HookSteps):
                 sample = rejected
             yield sample
 
+    def move(self, context: HookContext, address: Address, *, batch_index: int | None = None) -> None:
+        """Move a context to a sample."""
+        number, index, epoch = address
+        leaf = self.leaves[number]
+        origin = self.seed, SAMPLE, leaf.key, epoch, index
+        context.move(*origin, sample_index=epoch * leaf.length + index, batch_index=batch_index)
+
+    def hooked_together(
+        self, samples: Sequence[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
+    ) -> Iterator[Any]:
+        """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure."""
+        leaves = self.leaves
+        context.arrive = partial(self.move, batch_index=batch_index)
+        for sample, address in zip(samples, addresses, strict=True):
+            context.address = address  # the context moves there only if a hook asks for anything
+            try:
+                made = self.hooked(sample, sample.__key__, leaves[address[0]].name, context)
+            except Rejected as rejected:
+                made = rejected
+            yield made
+
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """Return the sample at an address, or a :class:`Rejected` with the failure."""
         return next(self.make((address,), context, attempt, batch_index))
@@ -260,9 +282,7 @@ class JobRunner(HookSteps):
         """
         leaf = self.leaves[address[0]]
         index = at if isinstance(rows, StoredSample) else rows.indices[at]
-        epoch = address[2]
-        number = epoch * leaf.length + index
-        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
+        self.move(context, (address[0], index, address[2]), batch_index=batch_index)
         try:
             if isinstance(rows, StoredSample):
                 sample = rows.value
@@ -275,7 +295,7 @@ class JobRunner(HookSteps):
                     name, sample = rows.columns.keys[at], tried
                 sample = self.hooked(sample, name, leaf.name, context)
                 if self.services.store is not None:
-                    self.services.store.add((address[0], index, epoch), sample, key, context)
+                    self.services.store.add((address[0], index, address[2]), sample, key, context)
             if not self.hooks.batched:
                 set_restore_key(sample, key)
             if len(address) > 3:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import strategies as st
-
 from energon_lite import SkipSample, TaskEncoder
 
 
@@ -153,15 +151,3 @@ def _yield_batches(self: Any, samples: list[Any]) -> Iterator[Any]:
 def _yield_encoded(self: Any, batch: Any) -> Iterator[Any]:
     for part in range(int(self.rng.integers(3))):
         yield batch | {"encoded": part, "noise": [float(self.rng.random()), *batch["noise"]]}
-
-
-#: All kinds of hooks that decide how many samples or batches there are.
-contents = st.builds(
-    Content,
-    salt=st.integers(0, 5),
-    yields=st.booleans(),
-    packing=st.sampled_from([None, None, 4, 7]),
-    groups=st.sampled_from([0, 0, 2, 3]),
-    batch_size=st.sampled_from([None, 1, 2, 3]),
-    late=st.booleans(),
-).filter(lambda content: content.decides)

@@ -83,18 +83,6 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
     check_chain(cluster, leaf_of, data.draw(KINDS[kind]), parts)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", range(7))
-def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, kind: str, part: int) -> None:
-    @settings(max_examples=examples(100))
-    @given(pipeline=KINDS[kind], parts=segments)
-    def holds(pipeline: Pipeline, parts: Any) -> None:
-        check_chain(cluster, leaf_of, pipeline, parts)
-
-    holds()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(8))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))

@@ -1,6 +1,6 @@
-"""The epoch law of batches by the tokens of encoded samples: of small data sets, with the default chunk.
+"""The epoch law of batches by tokens, as a loader delivers them: of small data sets, with the default chunk.
 
-Plans by measured tokens have it in ``tests/core/batching/test_epochs.py``.
+Plans by the measured tokens of one data set have it in ``tests/core/batching/test_epochs.py``.
 """
 
 from __future__ import annotations
@@ -52,3 +52,22 @@ def test_one_small_data_set(leaf_of: Callable[..., Any], strategy: dict[str, Any
             seen = [address for one in batches[first:number] for address in one]
             assert sorted(seen) == [(0, index, batches[first][0][2]) for index in range(50)]
             first = number
+
+
+@pytest.mark.usefixtures("known_lengths")
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["strategy"])
+@pytest.mark.parametrize("repeat", [True, False])
+def test_repetitions(leaf_of: Callable[..., Any], strategy: dict[str, Any], repeat: bool) -> None:
+    """Ten samples that come four times an epoch, among fifty that come once: together the whole of each epoch."""
+    leaves = [{"path": str(leaf_of(50)), "repetitions": 1}, {"path": str(leaf_of(10, "b")), "repetitions": 4}]
+    path = {"splits": {"train": {"blend_epochized": leaves}}}
+    arguments: dict[str, Any] = {"batch_size": None, "batching": strategy, "repeat": repeat}
+    dataset = get_train_dataset(path, worker_config=ALONE, task_encoder=Shown(), **arguments)
+    with get_savable_loader(dataset) as loader:
+        batches = [[tuple(address) for address in batch["shown"]] for batch in take(loader, 120)]
+    samples = [address for batch in batches for address in batch][:90]
+    assert sorted(samples) == [(0, index, 0) for index in range(50)] + [
+        (1, index, epoch) for index in range(10) for epoch in range(4)
+    ]
+    for batch in batches:
+        assert len({address[:2] for address in batch}) == len(batch)

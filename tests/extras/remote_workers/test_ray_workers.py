@@ -144,7 +144,7 @@ def test_local_workers_go_on_without_actors(
     config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1))
     with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path, ends=True), config)) as loader:
         batches = take(loader, 10)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while "in a row ended at their start" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.1)
         assert same(batches + take(loader, 10), expected)

@@ -16,10 +16,10 @@ def config(path: Path, **train: int) -> Path:
     return path
 
 
-def test_a_rank_is_killed_some_steps_after_the_checkpoint_in_the_middle(tmp_path: Path) -> None:
-    steps = Steps.of(config(tmp_path / "c.yaml", steps=400, save_every=100, keep=3))
-    assert steps == Steps(total=400, resume=200, kill=233)
-    assert steps.checkpoint == "step-00000200"
+def test_a_rank_is_killed_some_steps_after_the_last_checkpoint_before_the_end(tmp_path: Path) -> None:
+    steps = Steps.of(config(tmp_path / "c.yaml", steps=400, save_every=100, keep=2))
+    assert steps == Steps(total=400, resume=300, kill=333)
+    assert steps.checkpoint == "step-00000300"
 
 
 def test_the_example_fits_the_demo() -> None:
@@ -33,7 +33,7 @@ def test_the_example_fits_the_demo() -> None:
         ({"steps": 400, "save_every": 0}, "saves too seldom"),
         ({"steps": 400, "save_every": 300}, "saves too seldom"),
         ({"steps": 4, "save_every": 2}, "saves too seldom"),
-        ({"steps": 400, "save_every": 100, "keep": 2}, "set train.keep to 3"),
+        ({"steps": 400, "save_every": 100, "keep": 1}, "set train.keep to 2"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path, train: dict[str, int], says: str) -> None:

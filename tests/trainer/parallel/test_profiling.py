@@ -69,6 +69,16 @@ def test_a_profiled_run_is_the_same_run(run_ranks: RunRanks, blend: Path, tmp_pa
     assert metrics(tmp_path / "plain") == metrics(tmp_path / "profiled")
 
 
+def test_steps_that_are_profiled_are_not_measured(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+    """Both would wait for each pass; the first observer gets the passes."""
+    config = make_config(blend, tmp_path / "run", steps=5, profile=[1, 2], measure_costs=2)
+    run_ranks(2, lambda rank: train(config))
+    assert [line["step"] for line in metrics(tmp_path / "run") if "rank_balance" in line] == [4]
+    assert len(events_of(tmp_path / "run/profile/passes-rank001.json")) == 1 + 2 * 2 * 2
+    measured = [json.loads(line) for line in (tmp_path / "run/micro_batches.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in measured] == [4]
+
+
 @pytest.mark.parametrize("window", [(0, 3), (4, 3)])
 def test_a_window_that_is_none_is_refused(window: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="not a window of steps"):

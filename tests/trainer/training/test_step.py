@@ -105,6 +105,23 @@ def test_the_mask_of_a_sliding_window_is_made_once() -> None:
     assert made[0] > 0 and made[1] == 0
 
 
+def test_a_kernel_for_sliding_windows_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row of 32,768 tokens, the mask would take 1 GB."""
+    seen: list[tuple[int, int]] = []
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, window_size: Any, **__: Any) -> torch.Tensor:
+        seen.append(window_size)
+        return q * v.sum()
+
+    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
+    monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+    model = LlamaModel(dataclasses.replace(MODEL, sliding_window=3), build_mesh())
+    with Operations() as operations, torch.no_grad():
+        model.all_logits(text(length=13).tokens)
+    assert [name for name, _ in operations.found if "tril" in name or "triu" in name] == []
+    assert seen == [(2, 0)] * MODEL.num_layers
+
+
 def test_keys_and_values_are_joined_only_to_be_gathered() -> None:
     """Without context parallelism and cache, joining them and cutting them apart would be a copy of both."""
     model = LlamaModel(MODEL, build_mesh())

@@ -84,7 +84,7 @@ def resolve(name: str, of_module: str = "") -> Any:
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What ``importlib.metadata`` tells of Energon, whose version programs ask before they choose names."""
+    """Metadata of Energon for ``importlib.metadata``: programs ask for its version before they choose names."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: {_PROJECT}\nVersion: {VERSION}\n" if filename == "METADATA" else None

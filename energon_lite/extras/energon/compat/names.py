@@ -140,7 +140,9 @@ NAMES: dict[str, Name] = {
     ),
     "Savable": _compat("loaders:Savable", "other", "a base class; unused here"),
     "SavableDataset": _here(
-        "SavableDataset", "other", "immutable; for a format of your own write an `energon_lite.storage.Source`"
+        "SavableDataset",
+        "other",
+        "immutable, without attributes of yours; for your own format write an `energon_lite.storage.Source`",
     ),
     "BaseWrapperDataset": _here("WrapperDataset", "other", "write an `energon_lite.storage.Source`, or hooks"),
     "WorkerConfig": _here("WorkerConfig", "better", "with `from_mesh`"),

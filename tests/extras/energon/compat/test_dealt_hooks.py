@@ -17,7 +17,8 @@ from energon_lite.errors import StateMismatchError
 from energon_lite.extras import energon as mine
 from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
-from tests.core.laws.content_encoders import Content, contents
+from tests.core.laws.content_encoders import Content
+from tests.core.laws.kinds import contents
 from tests.core.laws.oracle import on_ranks
 from tests.testing import examples, nightly_but, write_tar
 
