@@ -108,8 +108,10 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
             continue
         with replacing(local) as temporary:
             copy_file(path, f"{META_FOLDER}/{name}", temporary, there[name].get("size"))
+    remove_leftovers(folder)
     for name in set(os.listdir(folder)) - set(versions):
-        os.unlink(os.path.join(folder, name))
+        if not name.endswith(".tmp"):  # without locks, other processes may be copying
+            remove_if_there(os.path.join(folder, name))
     if have != versions:
         write_bytes(record, json.dumps(versions).encode())
 

@@ -206,6 +206,26 @@ def held_folder(folder: str, doing: str) -> Iterator[None]:
         os.close(fd)
 
 
+def _lock_file(path: str, mode: int, patience: float) -> int:
+    """Return the descriptor of a lock file that this process holds; after ``patience`` seconds, of one that it does
+    not hold."""
+    tell = partial(_log.warning, "another process holds %s; waiting for at most %g s, then without it", path, patience)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+        try:
+            if not lock(fd, patience, told=_TOLD, tell=tell):
+                # The file is replaced atomically, so making it twice costs time only.
+                _log.debug("no lock on %s: several processes may make the file at the same time", path)
+                return fd
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its holder has removed it, and others may hold a new one
+
+
 @contextmanager
 def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> Iterator[None]:
     """Let one process at a time make ``path``, on this machine (and on others, where the file system has locks).
@@ -218,17 +238,10 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
     """
     patience = _PATIENCE if patience is None else patience
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
-    tell = partial(
-        _log.warning, "another process holds %s.lock; waiting for at most %g s, then without it", path, patience
-    )
+    fd = _lock_file(path + ".lock", mode, patience)
     try:
-        if not lock(fd, patience, told=_TOLD, tell=tell):
-            # The file is replaced atomically, so making it twice costs time only.
-            _log.debug("no lock on %s: several processes may make it at the same time", path)
         yield
     finally:
-        # Processes that wait for this lock file find the result when they get the lock; later ones make a new file.
         try:
             remove_if_there(path + ".lock")
         finally:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,6 +99,23 @@ def test_who_makes_an_index_waits_for_no_holder_that_hangs(
         (record,) = caplog.records
         assert str(tmp_path / "index.lock") in record.getMessage() and "at most 0.3 s" in record.getMessage()
         assert in_time(make, 0.2) == "made"  # nobody waits for that lock again
+
+
+def test_only_one_at_a_time_makes_a_file(tmp_path: Path) -> None:
+    """Also where some wait for a lock file that its holder removes, and others come later."""
+    inside, most = [], []
+
+    def make(_: int) -> None:
+        for _ in range(20):
+            with only_one(str(tmp_path / "index")):
+                inside.append(None)
+                most.append(len(inside))
+                time.sleep(0.0005)
+                inside.pop()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(make, range(6)))
+    assert max(most) == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_lock_that_cannot_be_removed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_each_byte_is_fetched_once(served: Served, tmp_path: Path, world: int, s
     url, counts = served
     folder = str(tmp_path / "ranges") if shares else None
     processes = multiprocessing.get_context("spawn")
-    keys, start = processes.SimpleQueue(), processes.Barrier(world + 1)
+    keys, start = processes.Queue(), processes.Barrier(world + 1, timeout=120)
     ranks = [processes.Process(target=_rank, args=(url, rank, world, folder, keys.put, start)) for rank in range(world)]
     for process in ranks:
         process.start()
@@ -93,7 +93,7 @@ def test_each_byte_is_fetched_once(served: Served, tmp_path: Path, world: int, s
     for count in counts.values():  # of what each rank looks at to know the data
         count[:] = 0
     start.wait()
-    read = [key for _ in ranks for key in keys.get()]
+    read = [key for _ in ranks for key in keys.get(timeout=120)]
     for process in ranks:
         process.join()
     assert len(read) == len({*read}) == SAMPLES

@@ -12,7 +12,7 @@ import torch
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision import VisionBlock
+from energon_lite.trainer.models.vision import VisionFeedForward
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
@@ -147,13 +147,13 @@ def test_the_encoder_has_its_own_recomputation(run_ranks: RunRanks, recompute: s
     config = dataclasses.replace(BASE, vision=dataclasses.replace(SIGLIP, recompute=recompute))
 
     def count(rank: int) -> list[int]:
-        calls, feed = [], VisionBlock._feed
+        calls, feed = [], VisionFeedForward.forward
 
-        def counted(self: VisionBlock, x: torch.Tensor) -> torch.Tensor:
+        def counted(self: VisionFeedForward, x: torch.Tensor) -> torch.Tensor:
             calls.append(len(x))
             return feed(self, x)
 
-        VisionBlock._feed = counted  # type: ignore[method-assign]
+        VisionFeedForward.forward = counted  # type: ignore[method-assign]
         run_pipeline(LlamaModel(config, build_mesh()), [make_steps(config, 1)[0][0]])
         return calls
 
