@@ -7,6 +7,7 @@ after the other, once). All are pure functions of positions.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -130,6 +131,14 @@ class LeafBlend(Protocol):
 
     def counts_before(self, position: int) -> Ints:
         """Number of samples of each leaf before ``position`` (``[leaves]`` int64)."""
+
+
+def position_of(blend: LeafBlend, leaf: int, place: int) -> int:
+    """Return the position at which a blend has a place of a leaf's own stream; the inverse of ``blend.lookup``."""
+    high = place + 1
+    while blend.counts_before(high)[leaf] <= place:
+        high *= 2
+    return bisect_left(range(high), place + 1, key=lambda count: int(blend.counts_before(count)[leaf])) - 1
 
 
 class ChangingWeights(Protocol):

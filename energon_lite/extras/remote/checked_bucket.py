@@ -105,13 +105,13 @@ class CheckedBucket:
             _log.warning("an object of the store is damaged, it is made again (logged once): %s/%s", self.path, path)
         return None
 
-    def write(self, path: str, data: bytes, distance: float = 0.0) -> bool:
+    def write(self, path: str, data: bytes, distance: Callable[[], float] = lambda: 0.0) -> bool:
         """Write an object in a thread; return False if there is no room for it.
 
         Args:
             path: its path, from :meth:`file`.
             data: its bytes.
-            distance: distance of its next use.
+            distance: returns the distance of its next use.
 
         Raises:
             OSError, DatasetError: the store could not be used for an earlier one.
@@ -119,12 +119,12 @@ class CheckedBucket:
         if (error := self._error) is not None:
             self._error = None
             raise error
-        near = self._near.get(path[:2])
-        if HEADER + len(data) > self._limit or (near is not None and 2 * distance >= near):
+        near, own = self._near.get(path[:2]), distance()
+        if HEADER + len(data) > self._limit or (near is not None and 2 * own >= near):
             return False
         threads = _threads(os.getpid())
         threads.waiting.acquire()
-        threads.pool.submit(self._put, threads, path, header(path, data) + data, distance)
+        threads.pool.submit(self._put, threads, path, header(path, data) + data, own)
         return True
 
     def _put(self, threads: _Threads, path: str, data: bytes, distance: float) -> None:

@@ -172,18 +172,18 @@ class CheckedFolder:
             os.unlink(path)
         return None
 
-    def write(self, path: str, data: bytes, distance: float = 0.0) -> bool:
+    def write(self, path: str, data: bytes, distance: Callable[[], float] = lambda: 0.0) -> bool:
         """Write a file; return False if there is no room for it.
 
         Args:
             path: its path, from :meth:`place` or :meth:`file`.
             data: its bytes.
-            distance: distance of its next use.
+            distance: returns the distance of its next use; called only if the folder is full.
 
         Raises:
             OSError: the folder cannot be used.
         """
-        is_late = self._near is not None and 2 * distance >= self._near
+        is_late = self._near is not None and 2 * distance() >= self._near
         if is_late or not self._reserve(_HEADER.size + len(data), distance):
             return False
         for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
@@ -194,7 +194,7 @@ class CheckedFolder:
                 file.write(data)
         return True
 
-    def _reserve(self, size: int, distance: float) -> bool:
+    def _reserve(self, size: int, distance: Callable[[], float]) -> bool:
         """Count bytes that are about to be written; return False if the folder is full.
 
         The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
@@ -218,7 +218,7 @@ class CheckedFolder:
             unlock(descriptor)
             os.close(descriptor)
 
-    def _make_room(self, size: int, distance: float) -> int:
+    def _make_room(self, size: int, distance: Callable[[], float]) -> int:
         """Measure the folder, and remove files until it may grow; return the bytes that stay."""
         found: tuple[list[StoredFile], list[StoredFile]] = [], []
         for place, _, names in os.walk(self.path):
@@ -231,10 +231,10 @@ class CheckedFolder:
         total = sum(file.size for file in others) + sum(file.size for file in kept)
         if total + size <= self._limit:
             return total  # the count was wrong
-        far = self._distances([file.path for file in kept])
+        own, far = distance(), self._distances([file.path for file in kept])
         kept = [file._replace(nearness=-its) for file, its in zip(kept, far, strict=True)]
         excess = total + size - (KEEP_NEXT if kept else _KEEP) * self._limit
-        removed, self._near = to_remove(others + kept, excess, distance)
+        removed, self._near = to_remove(others + kept, excess, own)
         for file in removed:
             with suppress(OSError):  # another process has removed it already
                 os.unlink(file.path)

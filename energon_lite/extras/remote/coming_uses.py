@@ -8,15 +8,13 @@ in a blend, by search: the number of samples of a leaf before a position is know
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, position_of
 
 Ints = NDArray[np.int64]
 
@@ -132,14 +130,6 @@ def _position(order: BlendOrder | EpochBlendOrder, leaf: int, index: int, epoch:
         places = leaves.places(leaf, index, np.array([epoch // (copies or 1)])).ravel()
         _, epochs = leaves.lookup(np.full(len(places), leaf), places)
         place = int(places[epochs == epoch][0])
-
-    def count(position: int) -> int:
-        return int(order.counts_before(position)[leaf])
-
-    low = _first(order)
-    if order.blend is None:
-        return low + place - count(low)
-    high = low + BLOCK
-    while count(high) <= place:
-        high += 2 * (high - low)
-    return low + bisect_left(range(low, high), place + 1, key=count) - 1
+    begun = 0 if order.rebase is None else order.rebase.starts[leaf]
+    place = max(0, place - begun)
+    return _first(order) + (place if order.blend is None else position_of(order.blend, leaf, place))

@@ -155,9 +155,13 @@ class _Opened(OpenedSampleStore):
             )
         if before is None and context.asked != "batch":
             is_random = bool(context.asked) or context.has_drawn()
+
+            def distance() -> float:
+                own = self._uses.after(*address[:3])
+                return math.inf if is_random else own
+
             try:
-                distance = self._uses.after(*address[:3])
-                if not self._folder.write(places[is_random], form, math.inf if is_random else distance):
+                if not self._folder.write(places[is_random], form, distance):
                     self._tell("sample_store %s is full; what is needed last is made each time", self._folder.path)
             except (DatasetError, OSError) as error:
                 self._tell("sample_store %s cannot be used (%s); samples are made", self._folder.path, error)

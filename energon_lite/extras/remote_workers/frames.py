@@ -122,12 +122,7 @@ class FrameConnection:
         room: see :func:`frames`.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        max_bytes: int,
-        room: Room | None = None,
-    ):
+    def __init__(self, connection: socket.socket, max_bytes: int, room: Room | None = None):
         connection.setblocking(False)
         self._connection = connection
         self._frames = frames(self, [max_bytes], room)  # type: ignore[arg-type]

@@ -81,11 +81,7 @@ class ChunkRun:
 
     def of_sample(self, tag: int, address: Address, *origin: int) -> HookContext:
         """Move the context to a sample."""
-        leaf = self.runner.leaves[address[0]]
-        index = address[1]
-        epoch = address[2]
-        sample_index = epoch * leaf.length + index
-        return self.context.move(self.runner.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
+        return self.runner.move(self.context, address[:3], *origin, tag=tag)
 
     def apply(self, hook: str, argument: Any, *, leaf: str = "*", name: str, origins: Origins) -> list[Any]:
         """Return the results of a hook: one, none if it fails, or any number if it is a generator.

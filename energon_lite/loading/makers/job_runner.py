@@ -134,6 +134,7 @@ class JobRunner(HookSteps):
             index = rows.indices[at]
             epoch = address[2]
             number = epoch * leaf.length + index
+            # As move(), whose call would cost too much here.
             context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
             sample = rows.sample(at, key)
             if sample is None or rows.columns is None:
@@ -145,12 +146,22 @@ class JobRunner(HookSteps):
                 sample = rejected
             yield sample
 
-    def move(self, context: HookContext, address: Address, *, batch_index: int | None = None) -> None:
-        """Move a context to a sample."""
+    def move(
+        self, context: HookContext, address: Address, *origin: int, tag: int = SAMPLE, batch_index: int | None = None
+    ) -> HookContext:
+        """Move a context to a sample.
+
+        Args:
+            address: ``(leaf, index, epoch)``.
+            origin: numbers that identify an object among those of the sample.
+            tag: tag that separates the hashes of different purposes.
+            batch_index: index of its micro-batch, if it is known.
+        """
         number, index, epoch = address
         leaf = self.leaves[number]
-        origin = self.seed, SAMPLE, leaf.key, epoch, index
-        context.move(*origin, sample_index=epoch * leaf.length + index, batch_index=batch_index)
+        sample_index = epoch * leaf.length + index
+        where = self.seed, tag, leaf.key, epoch, index, *origin
+        return context.move(*where, sample_index=sample_index, batch_index=batch_index)
 
     def hooked_together(
         self, samples: Sequence[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None

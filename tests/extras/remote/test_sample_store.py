@@ -254,7 +254,7 @@ def test_what_comes_next_stays(data: st.DataObject) -> None:
             before = {int(path.name) for path in files_in(Path(name))}
             chosen = data.draw(st.sampled_from(folders))
             path = chosen.file("00", str(number))
-            is_written = chosen.write(path, bytes([number]) * size, float(needed[number]))
+            is_written = chosen.write(path, bytes([number]) * size, lambda number=number: float(needed[number]))
             there = {int(path.name) for path in files_in(Path(name))}
             assert size_of(files_in(Path(name))) <= limit
             assert there - before == {number} & there and is_written == (number in there)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.order.blend import Blend
 from energon_lite.order.hashing import hash_ints, mix64_array
-from energon_lite.order.orders import Addresses
+from energon_lite.order.orders import Addresses, position_of
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
 
 Ints = NDArray[np.int64]
@@ -209,7 +208,9 @@ class BlendStream(_JoinedStream):
         while left:
             blend = Blend([self._weights[number] for number in left], hash_ints(self._key, len(stages)))
             stages.append(_Stage(begin, np.array([*left]), blend, shown.copy()))
-            ends = [_first_with(blend, place, rest) for place, rest in enumerate(left.values()) if rest is not None]
+            ends = [
+                1 + position_of(blend, place, rest - 1) for place, rest in enumerate(left.values()) if rest is not None
+            ]
             if not ends:
                 break
             length = min(ends)
@@ -232,14 +233,6 @@ class BlendStream(_JoinedStream):
             which[here] = stage.numbers[mixed]
             place[here] += stage.shown[which[here]]
         return which, place
-
-
-def _first_with(blend: Blend, place: int, wanted: int) -> int:
-    """Return the smallest number of positions that contain ``wanted`` positions of one stream of a blend."""
-    high = wanted
-    while blend.counts_before(high)[place] < wanted:
-        high *= 2
-    return bisect_left(range(high), wanted, key=lambda count: int(blend.counts_before(count)[place]))
 
 
 class ShuffleStream(ItemStream):
