@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,14 +30,10 @@ from energon_lite import (
 )
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore, checked_bucket
-from energon_lite.extras.remote.checked_bucket import CheckedBucket
-from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.extras.remote.coming_uses import ComingUses
-from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
-from energon_lite.order.shuffle import LeafOrder
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
-from tests.testing import ALONE, alone, damaged, examples, nightly_but, take
+from tests.extras.remote.stored_files import files_in, objects, size_of
+from tests.testing import ALONE, alone, damaged, examples, take
 
 LARGE = 1 << 30
 
@@ -96,14 +88,6 @@ def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[lis
             return take(loader, count), len(calls.read_text().split())
 
     return batches
-
-
-def files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
-
-
-def size_of(paths: list[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
 
 
 def store_in(tmp_path: Path, **arguments: Any) -> SampleStore:
@@ -234,97 +218,6 @@ def test_a_small_store_finds_what_comes_soon(
     assert same(found, expected) and calls < most * count
 
 
-@settings(max_examples=examples(60))
-@given(st.data())
-def test_what_comes_next_stays(data: st.DataObject) -> None:
-    """A folder never exceeds its size, and only removes files that are needed later than all others."""
-    sizes = data.draw(st.lists(st.integers(1, 300), min_size=4, max_size=24))
-    limit = data.draw(st.integers(400, 1000))
-    needed = data.draw(st.permutations(range(len(sizes))))
-    with tempfile.TemporaryDirectory() as name:
-
-        def distances(paths: Sequence[str]) -> list[float]:
-            return [float(needed[int(os.path.basename(path))]) for path in paths]
-
-        def folder() -> CheckedFolder:
-            return CheckedFolder(name, limit, option="store", kept="kept", distances=distances)
-
-        folders = [folder(), folder()]
-        for number, size in enumerate(sizes):
-            before = {int(path.name) for path in files_in(Path(name))}
-            chosen = data.draw(st.sampled_from(folders))
-            path = chosen.file("00", str(number))
-            is_written = chosen.write(path, bytes([number]) * size, lambda number=number: float(needed[number]))
-            there = {int(path.name) for path in files_in(Path(name))}
-            assert size_of(files_in(Path(name))) <= limit
-            assert there - before == {number} & there and is_written == (number in there)
-            for gone in before - there:
-                assert needed[gone] > max([2 * needed[number], *(needed[kept] for kept in there - {number})])
-            assert is_written or 2 * needed[number] >= min(needed[:number])
-        for number in there:
-            assert bytes(folders[0].find(folders[0].file("00", str(number))) or b"") == bytes([number]) * sizes[number]
-
-
-def orders() -> st.SearchStrategy[tuple[Any, list[int]]]:
-    """Orders of all kinds, and the samples of their leaves."""
-    lengths = st.lists(st.integers(1, 9), min_size=1, max_size=3)
-
-    def made(lengths: list[int], kind: int, copies: int | None, key: int) -> tuple[Any, list[int]]:
-        leaves = [LeafOrder(length, key + number, copies) for number, length in enumerate(lengths)]
-        shares = [1.0 + number for number in range(len(lengths))]
-        order: Any = ConcatOrder(lengths)
-        if kind == 1:
-            order = BlendOrder(leaves, shares, key)
-        if kind == 2:
-            order = EpochBlendOrder(leaves, shares, key)
-        if kind == 3:
-            order = BlendOrder(leaves, shares, key).rebased(
-                Rebase(100, tuple(7 * number for number in range(len(leaves))))
-            )
-        return order, lengths
-
-    return st.builds(made, lengths, st.integers(0, 3), st.sampled_from([1, 2, None]), st.integers(0, 99))
-
-
-@settings(max_examples=examples(200))
-@given(made=orders(), at=st.integers(0, 20_000), steps=st.lists(st.integers(0, 60), max_size=5))
-def test_next_uses_are_those_of_the_order(made: tuple[Any, list[int]], at: int, steps: list[int]) -> None:
-    order, lengths = made
-    uses = ComingUses(order, lengths)
-    end = order.bounds(0)[1] if isinstance(order, ConcatOrder) else sys.maxsize
-    at = at % end if end < sys.maxsize else at + (100 if order.rebase else 0)
-    for position in np.cumsum([at, *steps]):
-        coming = order.lookup((position + np.arange(6 * sum(lengths))) % end)
-        rows = list(zip(coming.leaf.tolist(), coming.index.tolist(), strict=True))
-        far = uses.after(*coming.rows()[0])
-        assert far == (rows.index(rows[0], 1) if far < math.inf else far)
-        assert far < math.inf or rows[0] not in rows[1 : 2 * sum(lengths)]
-        every = [(leaf, index) for leaf, length in enumerate(lengths) for index in range(length)]
-        leaf, index = np.array(every).T
-        for sample, distance in zip(every, uses.of(leaf, index, np.full(len(leaf), -1)).tolist(), strict=True):
-            assert distance == (rows.index(sample) if distance < math.inf else distance)
-            assert distance < math.inf or sample not in rows[: 2 * sum(lengths)]
-
-
-@pytest.fixture
-def bucket() -> Iterator[str]:
-    """URL of a bucket in memory."""
-    fs = fsspec.filesystem("memory")
-    yield "memory://bucket/samples"
-    fs.rm("/bucket", recursive=True)
-
-
-def objects(expected: int | dict[str, bytes] | None = None) -> dict[str, bytes]:
-    """Objects in the bucket, once there are so many, or these: they are written in threads."""
-    fs, deadline = fsspec.filesystem("memory"), time.monotonic() + 20
-    while True:
-        names = [name for name in fs.find("/bucket/samples") if not name.endswith("energon_lite.store")]
-        found = {name: fs.cat_file(name) for name in names}
-        if expected in (None, len(found), found) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
-
-
 def test_a_bucket_is_a_store(run: Callable[..., Any], bucket: str, same: Callable[..., bool]) -> None:
     expected, _ = run(None, count=8)
     store = SampleStore(bucket, max_bytes=LARGE, checked=2)
@@ -353,22 +246,6 @@ def test_a_bucket_is_bounded(run: Callable[..., Any], bucket: str, tmp_path: Pat
         for name, contents in objects().items():
             sizes[name.split("/")[3]] += len(contents)
         assert len(sizes) == 256 and max(sizes.values()) <= 8000 and sum(sizes.values()) > 256 * 3000
-
-
-def test_writers_race_in_a_bucket(bucket: str) -> None:
-    values = {f"{number:02x}": bytes([number]) * 5000 for number in range(40)}
-
-    def write(_: int) -> None:
-        store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
-        for name, value in values.items():
-            store.write(store.file(name, name), value)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
-    assert len(objects(40)) == 40
-    for name, value in values.items():
-        assert bytes(store.find(store.file(name, name)) or b"") == value
 
 
 def test_a_bucket_that_fails_is_told_once(
@@ -430,48 +307,6 @@ def test_kills_leave_nothing_wrong(run: Callable[..., Any], tmp_path: Path, same
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)
-
-
-@pytest.mark.parametrize("kills", nightly_but({0}, [40, *range(1000, 1010)]))
-def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -> None:
-    """Two writers at a time, in a folder with room for two thirds; each file is whole, or missing."""
-    values = [bytes([number]) * (1000 + 200 * number) for number in range(12)]
-    limit = 2 * sum(map(len, values)) // 3
-    random = Random(kills)
-
-    parent = os.getpid()
-
-    def start() -> int:
-        order = random.sample(range(12), 12)
-        if child := os.fork():
-            return child
-        try:
-            folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
-            while os.getppid() == parent:  # which a limit of time may have ended
-                for number in order:
-                    folder.write(folder.place(b"%d" % number), values[number])
-        except BaseException as error:
-            (tmp_path / "error").write_text(repr(error))
-        finally:
-            os._exit(1)
-
-    folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
-    writers, found = [start(), start()], Counter[bool]()
-    for kill in range(kills):
-        time.sleep(0.004 * random.random())
-        victim = writers.pop(0)
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
-        writers.append(start())
-        read = folder.find(folder.place(b"%d" % (kill % 12)))
-        found[read is None] += 1
-        assert read is None or read == values[kill % 12]
-    for victim in writers:
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
-    assert [path.read_text() for path in tmp_path.glob("error")] == []
-    assert not folder.damaged and min(found[True], found[False]) > kills // 20
-    assert sum(path.stat().st_size for path in files_in(tmp_path / "store")) <= limit + 2 * len(values[-1])
 
 
 class Nothing(TaskEncoder):

@@ -16,6 +16,7 @@ from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict  # noq
 from examples.own_models.lora import adapted, save_adapter  # noqa: E402
 from tests.trainer.conversion.small_models import SaveModel, make_model  # noqa: E402
 from tests.trainer.parallel.rank_processes import RunRanks  # noqa: E402
+from tests.trainer.parallel.small_runs import run_part  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unsupported layer type", "ignore:`is_gradient_checkpointing`")
 
@@ -42,12 +43,7 @@ def trained(config: TrainerConfig, until: int, tokens: torch.Tensor, adapter: Pa
     """Logits after so many steps, and the parameters that have moments; the adapter is written."""
     lora = settings()
     with Trainer(config, make_model=adapted(lora)) as trainer:
-        done, batches = trainer.resume(), iter(trainer.loader)
-        for step in range(done, until):
-            trainer.step(step + 1, batches)
-        trainer.save(until)
-        trainer.saver.finish()
-        trainer.optimizer.wait_parameters()
+        run_part(trainer, until)
         if trainer.mesh.is_main:
             save_adapter(trainer.model, lora, adapter, config.train.init_from)
         return trainer.model.all_logits(tokens).detach(), list(trainer.optimizer.parameters)

@@ -157,3 +157,13 @@ def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         options = ["--task-encoder", "trainer_rows:rows", "--split-parts", part, "--num-workers", "0", "--no-progress"]
         output_of("measure", blend, *options)
     return blend
+
+
+def run_part(trainer: Trainer[Any], until: int) -> None:
+    """Resume, take the steps up to ``until``, and save, as a run that a signal ends."""
+    done, batches = trainer.resume(), iter(trainer.loader)
+    for step in range(done, until):
+        trainer.step(step + 1, batches)
+    trainer.save(until)
+    trainer.saver.finish()
+    trainer.optimizer.wait_parameters()

@@ -17,6 +17,7 @@ from energon_lite import Batch, TaskEncoder, edataclass
 from energon_lite.trainer import LossSums, Trainer, TrainerConfig, config_from_dict, learning_rate
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import run_part
 
 STEPS, WORDS, WIDTH = 6, 11, 6
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -118,12 +119,7 @@ class Case:
     def run(self, config: TrainerConfig, until: int) -> list[torch.Tensor]:
         """The parameters after the steps up to ``until``, which end as by a signal."""
         with Trainer(config, **self.seam()) as trainer:
-            done, batches = trainer.resume(), iter(trainer.loader)
-            for step in range(done, until):
-                trainer.step(step + 1, batches)
-            trainer.save(until)
-            trainer.saver.finish()
-            trainer.optimizer.wait_parameters()
+            run_part(trainer, until)
             return [p.detach().clone() for p in trainer.model.parameters()]
 
     def by_hand(self, config: TrainerConfig) -> list[torch.Tensor]:

@@ -1,0 +1,16 @@
+"""A bucket in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """URL of a bucket in memory."""
+    fs = fsspec.filesystem("memory")
+    yield "memory://bucket/samples"
+    fs.rm("/bucket", recursive=True)
