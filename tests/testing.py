@@ -9,12 +9,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
+import socket
 import tarfile
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +66,15 @@ def output_of(*arguments: object) -> str:
     code, output = command(*arguments)
     assert code == 0, output
     return output
+
+
+def free_port() -> int:
+    """A free port below those that systems give to connections: none takes it before its test does."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError("no free port")
 
 
 def write_tar(path: Path, samples: Sequence[tuple[str, Parts]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tests.testing import free_port
 from tests.trainer.parallel.rank_processes import DIED, RankFailure, run_ranks
 
 Job = Callable[[], Any]
@@ -30,7 +30,7 @@ def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[],
         folder: for what the processes write.
         kill_when: SIGKILL to all of them as soon as this is true; then there are no results.
     """
-    port = _free_port()
+    port = free_port()
 
     def run(rank: int) -> Any:
         if world > 1:
@@ -64,12 +64,6 @@ def _forget_the_parent() -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def log_line(log: Path, **line: Any) -> None:

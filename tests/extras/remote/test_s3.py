@@ -26,16 +26,10 @@ from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import free_port
 
 PROXY = Path(__file__).parents[3] / "tools/bench/store_proxy.py"
 SAMPLES = 200
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:

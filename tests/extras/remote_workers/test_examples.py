@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.testing import free_port
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "machines"
@@ -42,12 +43,6 @@ def _folder(tmp_path: Path, data: Path, servers: str, secret: str) -> dict[str, 
     return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def _output(command: list[str], tmp_path: Path, environment: dict[str, str]) -> str:
     run = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -59,7 +54,7 @@ def _output(command: list[str], tmp_path: Path, environment: dict[str, str]) -> 
 @pytest.mark.slow
 def test_slurm(tmp_path: Path, leaf_of: Any) -> None:
     environment = _folder(tmp_path, leaf_of(7), 'file="servers.txt"', "secret")
-    job = {"SLURM_JOB_ID": str(_free_port() - 20_000), "SLURM_JOB_NODELIST_HET_GROUP_1": "localhost"}
+    job = {"SLURM_JOB_ID": str(free_port() - 20_000), "SLURM_JOB_NODELIST_HET_GROUP_1": "localhost"}
     command = ["bash", str(EXAMPLES / "slurm.sbatch"), "my_train.py", "my_train:make_dataset"]
     assert _output(command, tmp_path, environment | job) == f"{[f'a-{n}' for n in range(7)]}\n"
 
@@ -84,7 +79,7 @@ def test_kubernetes(tmp_path: Path, leaf_of: Any) -> None:
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
 
-    here = {f"0.0.0.0:{port}": f"127.0.0.1:{_free_port()}", secret: str(tmp_path / "secret"), "32": "1"}
+    here = {f"0.0.0.0:{port}": f"127.0.0.1:{free_port()}", secret: str(tmp_path / "secret"), "32": "1"}
     environment = _folder(tmp_path, leaf_of(7), f"[{here[f'0.0.0.0:{port}']!r}]", here[secret])
     (tmp_path / "secret").write_text(secrets.token_hex(32))
     command = [here.get(word, word) for word in [*container["command"], *container["args"]]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.testing import free_port
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "examples" / "launch"
@@ -82,12 +83,6 @@ def environment(tmp_path: Path, **more: object) -> dict[str, str]:
         | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         | {key: str(value) for key, value in more.items()}
     )
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]]) -> str:

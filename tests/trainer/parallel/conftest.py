@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.testing import free_port
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.rank_processes import run_ranks as run
 from tests.trainer.parallel.small_runs import blend, measured
@@ -36,9 +37,7 @@ def s3_port() -> Iterator[int]:
     """Port of an S3 server. In a process of its own: ranks are forked, and threads are not forked with them."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = (
         "import time; from moto.server import ThreadedMotoServer as S;"
         f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(10_000)"

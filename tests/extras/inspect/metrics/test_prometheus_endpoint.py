@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import PrometheusEndpoint
 from energon_lite.extras.inspect.prometheus import exposition
-from tests.testing import in_time
+from tests.testing import free_port, in_time
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
 _LINE = re.compile(
@@ -118,8 +118,8 @@ def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
 
 
 def test_a_forked_process_does_not_keep_the_port() -> None:
-    endpoint = PrometheusEndpoint(0)
-    port = int(endpoint.url.split(":")[2].split("/")[0])
+    port = free_port()
+    endpoint = PrometheusEndpoint(port)
     told, tell = os.pipe()
     child = os.fork()
     if not child:
