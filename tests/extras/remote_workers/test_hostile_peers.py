@@ -24,12 +24,14 @@ from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.server import jobs_in
 from energon_lite.loading.makers.batch_runner import Job
 from tests.extras.remote_workers.served import serving, until
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, nightly_but
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)
-#: Hostile connections of a test: some each time, 100,000 in the night.
-many = pytest.mark.parametrize("count", [examples(2500), pytest.param(100_000, marks=pytest.mark.nightly)])
+#: Hostile connections of a test, and a seed: some each time, 100,000 in the night.
+many = pytest.mark.parametrize(
+    ("count", "seed"), nightly_but({0}, [(examples(2500), 0), *((10_000, seed) for seed in range(1, 11))])
+)
 
 
 def _hostile(draw: random.Random, honest: bytes) -> bytes:
@@ -56,8 +58,8 @@ def _honest_handshake() -> bytes:
 
 @many
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
-def test_fuzzed_handshakes(secret: bytes | None, count: int) -> None:
-    draw, honest, cards = random.Random(0), _honest_handshake(), list[Any]()
+def test_fuzzed_handshakes(secret: bytes | None, count: int, seed: int) -> None:
+    draw, honest, cards = random.Random(seed), _honest_handshake(), list[Any]()
 
     def refuse(card: Any) -> None:
         cards.append(card)
@@ -103,8 +105,8 @@ def _end_of(sent: bytes) -> tuple[BaseException, int]:
 
 
 @many
-def test_fuzzed_frames(count: int) -> None:
-    draw, honest = random.Random(1), _honest_frame()
+def test_fuzzed_frames(count: int, seed: int) -> None:
+    draw, honest = random.Random(seed), _honest_frame()
     tracemalloc.start()
     fine = sum(_end_of(_hostile(draw, honest))[1] for _ in range(count))
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
