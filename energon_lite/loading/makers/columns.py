@@ -284,8 +284,8 @@ def _only_assigns(kind: type[Any], fields: set[str]) -> bool:
     code = getattr(kind.__init__, "__code__", None)
     if code is None or code.co_filename != "<string>":  # the user's, not that of ``dataclass``
         return False
-    is_plain = kind.__new__ is object.__new__ and kind.__setattr__ is object.__setattr__
-    return is_plain and type(kind).__call__ is type.__call__ and {*code.co_varnames[1:]} == fields == {*code.co_names}
+    is_plain = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
+    return is_plain and {*code.co_varnames[1:]} == fields == {*code.co_names}
 
 
 def _of_bytes(decode: Callable[[bytes], Any], value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -170,15 +169,6 @@ class JobRunner(HookSteps):
         sample_index = epoch * leaf.length + index
         where = self.seed, tag, leaf.key, epoch, index, *origin
         return context.move(*where, sample_index=sample_index, batch_index=batch_index)
-
-    def hooked_together(
-        self, samples: Sequence[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
-    ) -> Iterator[Any]:
-        """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure."""
-        context.arrive = partial(self.move, batch_index=batch_index)
-        names = [sample.__key__ for sample in samples]
-        leaves = [self.leaves[address[0]].name for address in addresses]
-        return self.hooked(zip(samples, names, leaves, addresses, strict=True), context)
 
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """Return the sample at an address, or a :class:`Rejected` with the failure."""
