@@ -24,9 +24,7 @@ from energon_lite.hooks import (
     returns_its_argument,
 )
 from energon_lite.loading.makers.columns import Rows, columns_of
-from energon_lite.loading.makers.hook_errors import (
-    NEVER_A_RESULT,
-)
+from energon_lite.loading.makers.hook_errors import NEVER_A_RESULT
 from energon_lite.loading.makers.hook_steps import HookSteps
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import ReadSample, StoredSample
@@ -315,7 +313,6 @@ class JobRunner(HookSteps):
             FatalSampleError: as :meth:`guarded`.
         """
         observers = self.services.observers
-        stage = ""
         for sample, name, leaf, context.address in samples:
             try:
                 for stage, function, is_seeded in () if type(sample) is Rejected else self.sample_hooks:

@@ -296,9 +296,7 @@ class Resizing:
             return np.array(Image.fromarray(part).resize(self._size[::-1], method, (0, 0, wide, high)))
         import torch
 
-        kernels = torch.ops.aten
-        bilinear = self._target.resample == "bilinear"
-        kernel = kernels._upsample_bilinear2d_aa if bilinear else kernels._upsample_bicubic2d_aa
+        kernel = getattr(torch.ops.aten, f"_upsample_{self._target.resample}2d_aa")
         resized = np.empty((*self._size, *part.shape[2:]), np.uint8)
         # Channels stay last for torch, which is slow to move them to the front.
         source, out = (
