@@ -186,26 +186,29 @@ def _part_of(name: str) -> str:
 
 
 def caught_by(fault: Fault, copy: Path, tests: Sequence[str]) -> str:
-    """The test that fails, or hangs, with the fault in a copy of the project, and only with it; empty if none does."""
+    """The first test that fails or hangs with the fault in a copy of the project, twice, and not without it; empty if
+    none does."""
     path = copy / fault.path
     whole = path.read_bytes()
-    while True:
+
+    def failing(tests: Sequence[str]) -> str:
         path.write_bytes(fault.applied(whole))
         try:
-            failed = _failing([test for test in tests if test not in _bad], copy)
+            return _failing(tests, copy)
         finally:
             path.write_bytes(whole)
-        if failed in _good or not failed or not _failing([failed], copy):
-            _good.add(failed)
+
+    while failed := failing([test for test in tests if test not in _unsteady]):
+        if not _failing([failed], copy) and failing([failed]):
             return failed
-        print(f"left out: {failed} fails without any fault, too", flush=True)
-        _bad.add(failed)
+        print(f"left out: {failed} fails without any fault, too, or not each time", flush=True)
+        _unsteady.add(failed)
         tests = tests[tests.index(failed) + 1 :]  # those before it pass
+    return ""
 
 
-#: Tests that pass without any fault, and those that fail here without any.
-_good: set[str] = set()
-_bad: set[str] = set()
+#: Tests that fail here without any fault, or not each time.
+_unsteady: set[str] = set()
 
 
 class Record:
