@@ -37,6 +37,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -328,14 +329,16 @@ def _run_tests(options: Sequence[str], copy: Path, plugin: _Chosen) -> int | Non
             sys.stderr.flush()
             os._exit(code)
     end = time.monotonic() + _SECONDS
-    while time.monotonic() < end:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
+    pid = status = 0
+    while not pid and time.monotonic() < end:
         time.sleep(0.1)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+        pid, status = os.waitpid(child, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # also the processes that tests have left behind
+    if not pid:
+        os.waitpid(child, 0)
+        return None
+    return os.waitstatus_to_exitcode(status)
 
 
 def _copied(into: Path) -> Path:
