@@ -147,9 +147,9 @@ class BestFitDecreasing:
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
         """See :class:`energon_lite.batching.strategy.Strategy`."""
         lengths = checked_lengths(lengths)
-        count = -(-len(lengths) // self.chunk) if self.chunk else 1
+        count = max(1, -(-len(lengths) // self.chunk)) if self.chunk else 1
         # Parts of equal size: a short last one would pack worse.
-        edges = [len(lengths) * part // max(count, 1) for part in range(max(count, 1) + 1)]
+        edges = [len(lengths) * part // count for part in range(count + 1)]
         parts = [self._pack(lengths[first:last], hash_ints(seed, first)) for first, last in pairwise(edges)]
         return concatenate(parts, edges[:-1])
 

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgpack
@@ -80,7 +80,7 @@ def unpack(memory: memoryview) -> Any:
         Exception: the message is damaged.
     """
     structure, classes, *buffers = parts_of(memory)
-    table = [(path, names) for path, *names in msgpack.unpackb(classes)]
+    table = [(path, tuple(names)) for path, *names in msgpack.unpackb(classes)]
     reader = _Reader(table, buffers)
     return msgpack.unpackb(
         structure,
@@ -205,7 +205,7 @@ class _Reader:
         buffers: memory of the tensors and arrays.
     """
 
-    def __init__(self, table: list[tuple[str, list[str]]], buffers: list[memoryview]):
+    def __init__(self, table: list[tuple[str, tuple[str, ...]]], buffers: list[memoryview]):
         self._table = table
         self._buffers = buffers
 
@@ -227,20 +227,7 @@ class _Reader:
         return np.frombuffer(memory if memory.nbytes else bytearray(), dtype=_numpy_type(dtype)).reshape(shape)
 
     def _object(self, items: list[Any]) -> Any:
-        path, names = self._table[items[1]]
-        kind = known_class(path)
-        if issubclass(kind, tuple):
-            return tuple.__new__(kind, items[2:])
-        if not dataclasses.is_dataclass(kind):
-            raise UnknownClassError(f"{path} is no dataclass")
-        made = object.__new__(kind)
-        fields = dict(zip(names, items[2:], strict=True))
-        if hasattr(made, "__dict__"):
-            made.__dict__.update(fields)
-        else:
-            for name, value in fields.items():
-                object.__setattr__(made, name, value)
-        return made
+        return _maker(*self._table[items[1]])(items[2:])
 
     def _enum(self, items: list[Any]) -> Any:
         kind = known_class(self._table[items[1]][0])
@@ -260,6 +247,33 @@ class _Reader:
             return error
         except UnknownClassError:
             return FatalSampleError(f"a worker failed with {text}")
+
+
+@lru_cache(maxsize=4096)
+def _maker(path: str, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
+    """Return the function that makes an object of a class from the values of its fields.
+
+    Raises:
+        UnknownClassError: there is no such class of data.
+    """
+    kind = known_class(path)
+    if issubclass(kind, tuple):
+        return partial(tuple.__new__, kind)
+    if not dataclasses.is_dataclass(kind):
+        raise UnknownClassError(f"{path} is no dataclass")
+    new = partial(object.__new__, kind)
+    setters = None if hasattr(new(), "__dict__") else [getattr(kind, name).__set__ for name in names]
+
+    def made(values: list[Any]) -> Any:
+        one = new()
+        if setters is None:
+            one.__dict__.update(zip(names, values, strict=True))
+        else:
+            for put, value in zip(setters, values, strict=True):
+                put(one, value)
+        return one
+
+    return made
 
 
 #: Functions that restore the values of each kind.

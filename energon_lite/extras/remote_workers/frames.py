@@ -20,8 +20,9 @@ import numpy as np
 
 #: Kinds of frames: beginning and proof of a handshake, its good and bad end; a sign of life; jobs or answers.
 HELLO, PROOF, WELCOME, REFUSAL, BEAT, MESSAGE = range(6)
-#: Kinds between a trainer and its receiver only: an answer is in a segment; segments are free again.
-IN_SEGMENT, RELEASED = 6, 7
+#: Kinds between a trainer and its receiver only: an answer is in a segment; segments are free again; the worker is
+#: silent.
+IN_SEGMENT, RELEASED, SILENT = 6, 7, 8
 _HEAD = struct.Struct("<4sB3xQ")
 _MAGIC = b"ENLW"
 #: Parts written by one call; the system allows 1,024.
@@ -70,7 +71,7 @@ def _next_frame(connection: socket.socket, limits: Sequence[int], room: Room | N
     head = bytearray(_HEAD.size)
     yield from _fill(connection, memoryview(head))
     magic, kind, size = _HEAD.unpack(head)
-    if magic != _MAGIC or kind > RELEASED or any(head[5:8]):
+    if magic != _MAGIC or kind > SILENT or any(head[5:8]):
         raise FrameError("what came is no frame")
     if size > limits[-1]:
         raise FrameError(f"a frame of {size:,} bytes; {limits[-1]:,} were agreed")
@@ -129,8 +130,14 @@ class FrameConnection:
         self._lock = threading.Lock()  # TLS takes one call at a time
 
     def recv_into(self, memory: memoryview) -> int:
-        """Receive bytes; a subclass may note that some came."""
+        """Receive bytes; called by the frames."""
         return self._connection.recv_into(memory)
+
+    def wait(self, event: int, seconds: float = 1.0) -> bool:
+        """Wait for an event of the connection; return False if the time has run out."""
+        ready = select.poll()
+        ready.register(self._connection, event)
+        return bool(ready.poll(1000 * seconds))
 
     def receive(self) -> Frame:
         """Wait for the next frame.
@@ -143,7 +150,7 @@ class FrameConnection:
                 got = next(self._frames)
             if got is not None:
                 return got
-            _wait_for(self._connection, select.POLLIN)
+            self.wait(select.POLLIN)
 
     def send(self, parts: list[memoryview]) -> None:
         """Send all parts.
@@ -156,18 +163,12 @@ class FrameConnection:
                 send_some(self._connection, parts)
             if not parts:
                 return
-            _wait_for(self._connection, select.POLLOUT)
+            self.wait(select.POLLOUT)
 
     def end(self) -> None:
         """End the connection for both threads, and for the other side."""
         with suppress(OSError):
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
-
-
-def _wait_for(connection: socket.socket, event: int) -> None:
-    ready = select.poll()
-    ready.register(connection, event)
-    ready.poll(1000)
 
 
 def keep_alive(connection: socket.socket) -> None:

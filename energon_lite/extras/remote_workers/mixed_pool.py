@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import select
 import time
 import weakref
 from collections.abc import Sequence
 
+from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers.host_load import HostLoad
-from energon_lite.loading.executors.channels import Channel
+from energon_lite.loading.executors.channels import Channel, WakingChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, fewest_jobs
 from energon_lite.loading.executors.worker_pool import WorkerPool
@@ -16,11 +18,6 @@ from energon_lite.loading.makers.outcomes import Result
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for workers that are silent or late: at least, and at most. In between, no more often than
-#: the longest recent job takes, because each look wakes the trainer.
-_LOOK, _SELDOM = 0.1, 0.4
-#: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
-_SILENT, _GONE = 0.6, 10.0
 #: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs;
 #: one that is not behind another job, after so many times the longest recent job.
 _LATE, _LATE_JOBS, _LATE_LONGEST = 0.1, 3.0, 1.5
@@ -35,23 +32,17 @@ _BUSY = 0.95
 
 
 class RemoteHandle(WorkerHandle):
-    """Handle of a worker elsewhere.
-
-    Attributes:
-        is_silent: its jobs were given to others, because nothing was heard of it.
-    """
+    """Handle of a worker elsewhere."""
 
     #: The end of a connection is no proof that the job is to blame.
     blame = 0.25
-    is_silent = False
 
     def __init__(self, number: int, channel: Channel, name: str):
         super().__init__(number, channel)
         self._name = name
 
-    def silence(self, now: float) -> float:
-        """Return the seconds without a sign of it; 0.0 if its end is noticed in any case."""
-        return 0.0
+    def look(self) -> None:
+        """Take note of whether something is heard of it; called when something has come on its channel."""
 
     def end_text(self) -> str:
         return "is gone"
@@ -64,33 +55,44 @@ class RemoteHandle(WorkerHandle):
 
 
 class WorkerSource:
-    """Source of workers elsewhere: it finds them, or starts them, in threads of its own. A pool never waits for it."""
+    """Source of workers elsewhere: it finds them, or starts them, in threads of its own. A pool never waits for it.
+
+    Attributes:
+        joined: channel on which workers join; it wakes the trainer.
+        is_short: the trainer waits now, and local workers cannot keep up.
+    """
+
+    is_short = False
+
+    def __init__(self) -> None:
+        self.joined = WakingChannel()
 
     def start(self) -> None:
         """Begin to find workers."""
         raise NotImplementedError
 
-    def take(self, alone: bool) -> Sequence[RemoteHandle]:
-        """Return the workers that have joined since the last call.
+    def take(self) -> list[RemoteHandle]:
+        """Return the workers that have joined since the last call."""
+        workers = []
+        while (received := self.joined.receive()) is not None:
+            workers.append(received[0])
+        return workers
 
-        Args:
-            alone: the pool has no worker.
-
-        Raises:
-            UsageError: the pool has none, and those that were found refuse to work for it.
-        """
+    def refusal(self) -> UsageError | None:
+        """Return the reason why there are no workers, if it is known, to be raised in a pool that has none."""
         raise NotImplementedError
 
     def left(self, worker: RemoteHandle) -> None:
         """Take note that the pool has dropped a worker."""
 
-    def need(self, is_short: bool) -> Sequence[RemoteHandle]:
-        """Take note of whether local workers cannot keep up. Return workers that are not needed any more."""
+    def spare(self) -> Sequence[RemoteHandle]:
+        """Return workers that are not needed any more."""
         return ()
 
     def close(self) -> None:
-        """Stop to find workers; may be called twice. The pool closes those that have joined."""
-        raise NotImplementedError
+        """Stop to find workers; may be called twice. The pool closes those that it has taken."""
+        for worker in self.take():
+            worker.close()
 
 
 class Pace:
@@ -150,18 +152,18 @@ class MixedPool(WorkerPool):
         self._pace = Pace(request.num_workers)
         self._load = None if host_load is None else HostLoad(host_load)
         self._longest = 0.0  # seconds of the longest recent job
-        self._looked = 0.0  # time of the last look for silence
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
+        self._poll.register(source.joined.fileno(), select.POLLIN)
         source.start()
 
     @property
-    def _elsewhere(self) -> list[RemoteHandle]:
-        return [worker for worker in self._workers if isinstance(worker, RemoteHandle)]
+    def _elsewhere(self) -> list[WorkerHandle]:
+        return self._workers[self._num_workers :]
 
     @property
     def more_ahead(self) -> int:
-        return self._base_depth * len(self._elsewhere) if self._pace.is_short else 0
+        return self._base_depth * (len(self._workers) - self._num_workers) if self._pace.is_short else 0
 
     def ahead(self, jobs: int) -> int:
         return super().ahead(jobs + self.more_ahead)
@@ -175,11 +177,13 @@ class MixedPool(WorkerPool):
 
     def cancel(self) -> None:
         if not self._whole and self._is_open:
-            elsewhere = self._elsewhere
+            elsewhere = [worker for worker in self._workers if isinstance(worker, RemoteHandle)]
             end_workers(elsewhere, 0.0)
             for worker in elsewhere:
                 self._forget(worker)
         super().cancel()
+        if self._is_open:
+            self._poll.register(self._source.joined.fileno(), select.POLLIN)
 
     def close(self) -> None:
         self._source.close()
@@ -205,28 +209,39 @@ class MixedPool(WorkerPool):
         return super()._next_jobs(wanted)
 
     def _running(self) -> int:
-        silent = sum(len(worker.tickets) for worker in self._elsewhere if worker.is_silent)
-        return super()._running() - silent
+        return sum(len(worker.tickets) for worker in self._workers if not worker.is_silent)
 
     def _collect(self, timeout: float | None) -> bool:
-        look = min(_SELDOM, max(_LOOK, self._longest))
-        found = super()._collect(look if timeout is None else min(timeout, look))
-        for joined in self._source.take(alone=not self._workers):
+        hedge = self._hedge()
+        self._source.is_short = self._pace.is_short
+        waits = [timeout] if hedge is None else [timeout, hedge[1]]
+        found = super()._collect(min((seconds for seconds in waits if seconds is not None), default=None))
+        if hedge is not None and not hedge[1] and self._hedge() == hedge:  # its answer was not there yet
+            self._send(hedge[0], [self._awaited])
+        spare = self._source.spare()
+        self._source.is_short = False
+        for joined in self._source.take():
             self._workers.append(joined)
-            self._poll.register(joined.channel.fileno(), 1)
-        for worker in self._source.need(self._pace.is_short):
+            self._poll.register(joined.channel.fileno(), select.POLLIN)
+        if not self._workers and (refusal := self._source.refusal()) is not None:
+            raise refusal
+        for worker in spare:
             if worker in self._workers and not worker.tickets:
                 self._poll.unregister(worker.channel.fileno())
                 worker.close()
                 self._forget(worker)
-        self._look_for_silence()
-        if self._awaited in self._jobs:
-            self._hedge(self._awaited)
         return found
 
     def _take_answers(self, worker: WorkerHandle) -> None:
         before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
         super()._take_answers(worker)
+        was_silent = worker.is_silent
+        if isinstance(worker, RemoteHandle):
+            worker.look()
+        if worker.is_silent and not was_silent:
+            lost = self._lost_with(worker)
+            self._waiting.extendleft(reversed(lost))
+            logger.warning("%s is silent; %d of its jobs are given to others", worker, len(lost))
         done = jobs - len(worker.tickets)
         if not done:  # a part of an answer, or the report of a failure
             worker.since = since
@@ -236,41 +251,26 @@ class MixedPool(WorkerPool):
         if isinstance(worker, LocalHandle):
             self._pace.made(seconds)
 
-    def _look_for_silence(self) -> None:
-        """Give the jobs of workers that are silent to others; drop those that are silent for long."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return
-        self._looked = now
-        for worker in self._elsewhere:
-            silence = worker.silence(now)
-            if silence > _GONE:
-                self._replace(worker, hung=True)
-            elif silence > _SILENT and not worker.is_silent:
-                worker.is_silent = True
-                jobs = self._lost_with(worker)
-                self._waiting.extendleft(reversed(jobs))
-                logger.warning("%s is silent; %d of its jobs are given to others", worker, len(jobs))
-            else:
-                worker.is_silent = silence > _SILENT
+    def _hedge(self) -> tuple[WorkerHandle, float] | None:
+        """Return the second worker for the job that the trainer waits for, and the seconds until the job is late; None:
+        there is none before the next event. The first answer counts: jobs are pure.
 
-    def _hedge(self, ticket: int) -> None:
-        """Give the job that the trainer waits for to a second worker, too, if it is late: one that has run for long to
-        an idle worker, one that waits behind another job to any. The first answer counts: jobs are pure."""
-        holders = [worker for worker in self._workers if ticket in worker.tickets]
-        if len(holders) != 1:
-            return
+        A job that has run for long is given to an idle worker, one that waits behind another job to any.
+        """
+        ticket = self._awaited
+        holders = [worker for worker in self._workers if ticket in worker.tickets and not worker.is_silent]
+        if ticket not in self._jobs or len(holders) != 1:
+            return None
         runs = holders[0].tickets[0] == ticket
+        others = [worker for worker in self._workers if worker is not holders[0] and not worker.is_silent]
+        second = fewest_jobs(others, 0 if runs else self._base_depth)
+        if second is None:
+            return None
         late = max(_LATE, _LATE_JOBS * self._seconds, _LATE_LONGEST * self._longest if runs else 0.0)
-        if time.monotonic() - holders[0].since < late:
-            return
-        others = [worker for worker in self._workers if not getattr(worker, "is_silent", False)]
-        second = fewest_jobs([worker for worker in others if worker is not holders[0]], 0 if runs else self._base_depth)
-        if second is not None:
-            self._send(second, [ticket])
+        return second, max(0.0, holders[0].since + late - time.monotonic())
 
     def _lost_with(self, worker: WorkerHandle) -> list[int]:
-        others = [other for other in self._workers if other is not worker and not getattr(other, "is_silent", False)]
+        others = [other for other in self._workers if other is not worker and not other.is_silent]
         held = {ticket for other in others for ticket in other.tickets} | {*self._waiting}
         return [ticket for ticket in super()._lost_with(worker) if ticket not in held]
 

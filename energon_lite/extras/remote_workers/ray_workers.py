@@ -10,7 +10,6 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -181,10 +180,10 @@ class RaySource(WorkerSource):
     """
 
     def __init__(self, workers: RayWorkers, runner: JobRunner, trace: bool):
+        super().__init__()
         self._workers = workers
         self._runner = runner
         self._trace = trace
-        self._joined: deque[RemoteHandle] = deque()
         self._live: list[RemoteHandle] = []
         self._wanted = workers.minimum
         self._numbers = itertools.count(2000)
@@ -200,26 +199,23 @@ class RaySource(WorkerSource):
         connect_to_ray(self._workers.address)  # only now, because local workers are forked
         threading.Thread(target=self._look, name="energon-lite-actors", daemon=True).start()
 
-    def take(self, alone: bool) -> Sequence[RemoteHandle]:
-        if alone and not self._joined and self._failed >= _FAILED:
-            raise UsageError(
-                f"no actor of Ray can be started: {self._failed} in a row ended at their start, the last one with: "
-                f"{self._problem}",
-                fix="install the trainer's packages and code on the machines of the cluster, with memory for the data "
-                "set; see `ray logs` for what an actor printed, and `ray status`",
-            ) from self._problem
-        joined = []
-        while self._joined:
-            joined.append(self._joined.popleft())
-        return joined
+    def refusal(self) -> UsageError | None:
+        if self._failed < _FAILED:
+            return None
+        return UsageError(
+            f"no actor of Ray can be started: {self._failed} in a row ended at their start, the last one with: "
+            f"{self._problem}",
+            fix="install the trainer's packages and code on the machines of the cluster, with memory for the data "
+            "set; see `ray logs` for what an actor printed, and `ray status`",
+        )
 
     def left(self, worker: RemoteHandle) -> None:
         with self._lock, suppress(ValueError):
             self._live.remove(worker)
 
-    def need(self, is_short: bool) -> Sequence[RemoteHandle]:
+    def spare(self) -> Sequence[RemoteHandle]:
         now = time.monotonic()
-        self._short_at = now if is_short or not self._short_at else self._short_at
+        self._short_at = now if self.is_short or not self._short_at else self._short_at
         if now - self._short_at < _IDLE or self._wanted <= self._workers.minimum:
             return ()
         self._short_at = now
@@ -233,8 +229,7 @@ class RaySource(WorkerSource):
             starting, self._starting = self._starting, set()
         for worker in starting:
             worker.close()
-        while self._joined:
-            self._joined.popleft().close()
+        super().close()
 
     def _look(self) -> None:
         """Start actors while they are needed, until the source is closed."""
@@ -247,7 +242,7 @@ class RaySource(WorkerSource):
             now = time.monotonic()
             if now < self._again or (now - began < _CALM and len(self._live) >= self._wanted):
                 continue
-            if len(self._live) >= self._wanted and now - self._short_at < _CALM:
+            if len(self._live) >= self._wanted and (self.is_short or now - self._short_at < _CALM):
                 self._wanted = min(self._workers.maximum, self._wanted + 1)
             if len(self._live) >= self._wanted:
                 continue
@@ -275,7 +270,7 @@ class RaySource(WorkerSource):
             self._starting.discard(handle)
             if is_awaited and error is None:
                 self._failed = 0
-                self._joined.append(handle)
+                self.joined.put(handle, 0)
         if is_awaited and error is not None:
             self.left(handle)
             handle.channel.close()  # not ray.kill(), which waits for this thread
@@ -286,6 +281,7 @@ class RaySource(WorkerSource):
         self._again = time.monotonic() + min(_LONGEST, _CALM * 2 ** min(5, self._failed))
         self._problem = error
         self._failed += 1
+        self.joined.wake()
         if self._failed == _FAILED:
             logger.warning(
                 "%d actors of Ray in a row ended at their start; further ones are tried less often: %s", _FAILED, error

@@ -8,8 +8,8 @@ torch.
 
 from __future__ import annotations
 
-import math
 import os
+import select
 import signal
 import socket
 import struct
@@ -31,6 +31,7 @@ from energon_lite.extras.remote_workers.frames import (
     IN_SEGMENT,
     MESSAGE,
     RELEASED,
+    SILENT,
     FrameConnection,
     FrameError,
     frame,
@@ -47,9 +48,8 @@ _AGAIN, _LONGEST = 0.25, 4.0
 _LOOK, _LOOK_UP = 0.1, 2.0
 #: Place of an answer: number of its segment, size.
 PLACE = struct.Struct("<2Q")
-#: Offset in the file of the segments, behind all of them, of the time of the last sign of life.
-_SIGN = 1 << 52
-_TIME = struct.Struct("<d")
+#: Seconds without a sign of a worker after which its jobs are given to others, and after which it is dropped.
+_SILENT, _GONE = 0.6, 10.0
 
 
 class Orders(NamedTuple):
@@ -81,13 +81,6 @@ class Report(NamedTuple):
     descriptors: int = 0
 
 
-def last_sign(segments: Segments) -> float:
-    """Return the time of the last sign of life of a worker, by the monotonic clock."""
-    if segments.descriptor < 0:
-        return math.inf
-    return _TIME.unpack(os.pread(segments.descriptor, _TIME.size, _SIGN))[0]
-
-
 def main() -> None:
     """Run the process, with the descriptor of its pipe as the only argument."""
     for stop in (signal.SIGINT, signal.SIGTERM):
@@ -103,28 +96,33 @@ class _Worker(FrameConnection):
         connection: the connection, after the handshake.
         max_bytes: size of an answer, at most.
         segments: the segments.
+        trainer: connection to the trainer.
 
     Attributes:
         number: segment of the frame that was received last; None: it is in memory of its own.
     """
 
-    def __init__(self, connection: socket.socket, max_bytes: int, segments: Segments):
+    def __init__(self, connection: socket.socket, max_bytes: int, segments: Segments, trainer: FrameConnection):
         super().__init__(connection, max_bytes, self._room)
-        self._segments = segments
+        self._trainer = trainer
         self._writer = SegmentWriter(segments)
         self._reader = SegmentReader(segments)
         self.release = self._writer.release
         self.number: int | None = None
 
-    def recv_into(self, memory: memoryview) -> int:
-        got = super().recv_into(memory)
-        self.sign(time.monotonic())
-        return got
+    def wait(self, event: int, seconds: float = _SILENT) -> bool:
+        """Wait for an event; tell the trainer when nothing is heard of the worker, and when it is heard again.
 
-    def sign(self, now: float) -> None:
-        """Note the time of a sign of life; infinity: as long as it does not change."""
-        if self._segments.descriptor >= 0:
-            os.pwrite(self._segments.descriptor, _TIME.pack(now), _SIGN)
+        Raises:
+            FrameError: it is silent for too long.
+        """
+        if super().wait(event, seconds) or event == select.POLLOUT:
+            return True
+        self._trainer.send(frame(SILENT))
+        if not super().wait(event, _GONE - seconds):
+            raise FrameError(f"nothing was heard for {_GONE:g} s")
+        self._trainer.send(frame(BEAT))
+        return True
 
     def _room(self, size: int) -> memoryview | None:
         self.number = self._writer.take(size)
@@ -270,9 +268,8 @@ class Receiver:
         segments = Segments(self._segments)
         ours, theirs = socket.socketpair()
         with connection, ours, theirs:
-            worker = _Worker(connection, self._workers.max_bytes, segments)
             trainer = FrameConnection(ours, self._workers.max_bytes)
-            worker.sign(time.monotonic())
+            worker = _Worker(connection, self._workers.max_bytes, segments, trainer)
             self._report(address, None, [one for one in (theirs.fileno(), segments.descriptor) if one >= 0])
             theirs.close()
             jobs = threading.Thread(target=_carry_jobs, args=(trainer, worker), daemon=True)
@@ -292,12 +289,10 @@ def _carry_answer(worker: _Worker, trainer: FrameConnection) -> None:
         return
     if got.kind != MESSAGE:
         raise FrameError("a frame out of turn")
-    worker.sign(math.inf)  # until the trainer has taken it: it may be busy
     if worker.number is None:
         trainer.send(frame(MESSAGE, [got.body]))
     else:
         trainer.send(frame(IN_SEGMENT, [memoryview(PLACE.pack(worker.number, got.body.nbytes))]))
-    worker.sign(time.monotonic())
 
 
 def _carry_jobs(trainer: FrameConnection, worker: _Worker) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -19,10 +19,10 @@ from typing import Any
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import receiver
 from energon_lite.extras.remote_workers.described import TcpWorkers, secret_in
-from energon_lite.extras.remote_workers.frames import MESSAGE, RELEASED, FrameError, frame, frames
+from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, RELEASED, SILENT, FrameError, frame, frames
 from energon_lite.extras.remote_workers.handshake import RefusedError
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
-from energon_lite.extras.remote_workers.receiver import PLACE, Orders, Report, last_sign
+from energon_lite.extras.remote_workers.receiver import PLACE, Orders, Report
 from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.loading.executors.channels import PipeChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Segments of a worker beyond those of its jobs, and at most.
 _MORE_SEGMENTS, _MOST_SEGMENTS = 6, 256
-#: Seconds until another receiver is started, and between two checks that it runs; its end is usually noticed at once.
-_AGAIN, _CHECK = 0.5, 5.0
+#: Seconds until another receiver is started.
+_AGAIN = 0.5
 
 
 def open_pool(request: PoolRequest) -> MixedPool:
@@ -65,6 +65,7 @@ class TcpChannel(PipeChannel):
     def __init__(self, pair: socket.socket, segments: Segments, max_bytes: int):
         super().__init__(pair, SegmentReader(segments))
         self._frames = frames(pair, [max_bytes])
+        self.is_silent = False
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
         if released := self._segments.take_released():
@@ -73,7 +74,9 @@ class TcpChannel(PipeChannel):
         self.flush()
 
     def receive(self) -> tuple[Any, int] | None:
-        if (got := next(self._frames)) is None:
+        while (got := next(self._frames)) is not None and got.kind in (BEAT, SILENT):
+            self.is_silent = got.kind == SILENT
+        if got is None:
             return None
         body = got.body if got.kind == MESSAGE else self._segments.view(*PLACE.unpack(got.body))
         try:
@@ -87,15 +90,16 @@ class TcpChannel(PipeChannel):
 class TcpHandle(RemoteHandle):
     """Handle of a worker behind TCP."""
 
+    channel: TcpChannel
+
     def __init__(self, number: int, address: str, pair: socket.socket, segments: Segments, max_bytes: int):
         channel = TcpChannel(pair, segments, max_bytes)
         super().__init__(number, channel, address)
         trainer_ends.add(channel)
         self._pair = pair
-        self._memory = segments
 
-    def silence(self, now: float) -> float:
-        return now - last_sign(self._memory)
+    def look(self) -> None:
+        self.is_silent = self.channel.is_silent
 
     def close(self) -> None:
         with suppress(OSError):
@@ -111,65 +115,74 @@ class TcpSource(WorkerSource):
     """
 
     def __init__(self, orders: Orders):
+        super().__init__()
         self._orders = orders
-        self._joined: deque[TcpHandle] = deque()
         self._numbers = itertools.count(1000)
         self._closed = threading.Event()
         self._refusal: RefusedError | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        threading.Thread(target=self._receive, name="energon-lite-receiver", daemon=True).start()
+        threading.Thread(target=self._run, name="energon-lite-receiver", daemon=True).start()
 
-    def take(self, alone: bool) -> Sequence[TcpHandle]:
-        if alone and not self._joined and self._refusal is not None:
-            refusal, self._refusal = self._refusal, None
-            raise refusal
-        joined = []
-        while self._joined:
-            joined.append(self._joined.popleft())
-        return joined
+    def refusal(self) -> RefusedError | None:
+        refusal, self._refusal = self._refusal, None
+        return refusal
 
     def close(self) -> None:
         self._closed.set()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        while self._joined:
-            self._joined.popleft().close()
+        super().close()
 
-    # -- in a thread ----------------------------------------------------------------------------------------------
+    # -- in threads -----------------------------------------------------------------------------------------------
 
-    def _receive(self) -> None:
+    def _run(self) -> None:
         while not self._closed.is_set():
             ours, theirs = Pipe()
-            with ours:
-                try:
-                    with theirs:
-                        self._process = process = _started(theirs)
-                except OSError as error:
-                    self._refusal = RefusedError(f"the process that receives from servers cannot be started: {error}")
-                    return
-                with suppress(EOFError, OSError):
-                    ours.send(self._orders)
-                    while process.poll() is None and not self._closed.is_set():
-                        if ours.poll(_CHECK):
-                            self._take_report(ours.recv(), ours)
-            process.kill()
+            try:
+                with theirs:
+                    self._process = process = _started(theirs)
+            except OSError as error:
+                self._refuse(RefusedError(f"the process that receives from servers cannot be started: {error}"))
+                return
+            reports = threading.Thread(target=self._take_reports, args=(ours,), daemon=True)
+            reports.start()
+            if self._closed.is_set():
+                process.kill()
+            with suppress(ChildProcessError, AttributeError):  # it is waited for elsewhere; or the system has no waitid
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+                process.kill()  # a receiver that is stopped would stop all workers
             status = process.wait()
+            socket.socket(fileno=os.dup(ours.fileno())).shutdown(socket.SHUT_RDWR)
+            reports.join()
+            ours.close()
             if not self._closed.wait(_AGAIN):
                 text = f"the process that receives from servers ended with status {status}"
                 logger.warning("%s; it is replaced", text)
-                self._refusal = RefusedError(text) if status > 0 else self._refusal
+                if status > 0:
+                    self._refuse(RefusedError(text))
         self.close()
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        self._refusal = refusal
+        self.joined.wake()
+
+    def _take_reports(self, control: Connection) -> None:
+        with suppress(EOFError, OSError):
+            control.send(self._orders)
+            while not self._closed.is_set():
+                self._take_report(control.recv(), control)
 
     def _take_report(self, report: Report, control: Connection) -> None:
         descriptors = [recv_handle(control) for _ in range(report.descriptors)]
-        self._refusal = report.refusal or self._refusal
+        if report.refusal is not None:
+            self._refuse(report.refusal)
         if descriptors:
             pair, segments = socket.socket(fileno=descriptors[0]), Segments(0, *descriptors[1:])
             max_bytes = self._orders.workers.max_bytes
-            self._joined.append(TcpHandle(next(self._numbers), report.text, pair, segments, max_bytes))
+            self.joined.put(TcpHandle(next(self._numbers), report.text, pair, segments, max_bytes), 0)
         elif report.text:
             logger.warning("%s", report.text)
 

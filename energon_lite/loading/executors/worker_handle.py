@@ -66,9 +66,11 @@ class WorkerHandle:
         together: some of them were sent at once, so it is not known which one is running.
         since: time at which the oldest of them was begun, or later.
         blame: how much its end counts towards the deaths after which a job is given up.
+        is_silent: nothing is heard of it, so that others are given its jobs.
     """
 
     blame = 1.0
+    is_silent = False
 
     def __init__(self, number: int, channel: Channel):
         self.number = number

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -238,7 +239,10 @@ class BatchRunner(JobRunner):
         together = None if attempt else self._all_samples(addresses)
         every: Iterable[Any] = together or self.make(addresses, context, first, batch_index)
         if together is not None and self.sample_hooks:
-            every = self.hooked_together(together, addresses, context, batch_index)
+            context.arrive = partial(self.move, batch_index=batch_index)
+            leaves = [self.leaves[address[0]].name for address in addresses]
+            keys = [sample.__key__ for sample in together]
+            every = self.hooked(zip(together, keys, leaves, addresses, strict=True), context)
         if every is not together and not attempt and not self.samples_draw and self.services.store is None:
             every = self._watched(every, addresses, context, batch_index)
         if isinstance(every, list) and Rejected not in map(type, every):

@@ -222,6 +222,8 @@ def test_costs_that_even_out_nothing_are_refused(leaf_of: Callable[..., Any]) ->
         dataset_of(leaf_of(120), ALONE, micro_batches_per_step=None)
     with pytest.raises(UsageError, match="max_images without length_column"):
         dataset_of(leaf_of(120), ALONE, micro_batches_per_step=None, costs=None, max_images=3, length_column=None)
+    with pytest.raises(UsageError, match="max_images is 0"):
+        dataset_of(leaf_of(120), ALONE, max_images=0)
     with pytest.raises(UsageError, match="max_images=3 is a limit of packed micro-batches"):
         get_train_dataset(
             leaf_of(120),

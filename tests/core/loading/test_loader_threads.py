@@ -107,6 +107,15 @@ def test_threads_in_turn_go_on_where_the_one_before_was(leaf_of: Leaf, turns: li
     assert got == expected[: len(got)]
 
 
+def test_workers_outlive_the_thread_that_started_them(leaf_of: Leaf) -> None:
+    expected = keys(loader_of(leaf_of(400), 0, "fork"), 80)
+    with loader_of(leaf_of(400), 2, "fork") as loader:
+        batches = iter(loader)
+        found, errors = at_once(1, lambda: keys(batches, 5))
+        assert errors == [] and found + keys(batches, 75) == expected
+        assert loader.stats()["worker_deaths"] == 0
+
+
 class Fails(TaskEncoder):
     """Fails as long as it is told to."""
 

@@ -120,6 +120,21 @@ def test_a_failure_that_passes_goes_unnoticed(
     assert store.read(path, identity, 3, 4) == b"3456"
 
 
+def test_a_stale_handle_is_replaced_by_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handle of a file on a server that was restarted fails until the file is opened again."""
+    path, identity = shard(tmp_path / "a", b"0123456789")
+    store, read = ShardStore(), shard_store.LocalFile.read
+    stale = store.open(path, identity)
+
+    def fails(self: shard_store.LocalFile, size: int, offset: int) -> bytes:
+        if self is stale:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(self, size, offset)
+
+    monkeypatch.setattr(shard_store.LocalFile, "read", fails)
+    assert store.read(path, identity, 3, 4) == b"3456"
+
+
 def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(shard_store.time, "sleep", waits.append)

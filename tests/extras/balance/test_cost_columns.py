@@ -219,7 +219,10 @@ def test_killed_at_any_step_it_goes_on(texts: Path) -> None:
         check(texts, 30)
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12), st.data())
+ROW = st.lists(st.integers(0, 9), max_size=4)
+
+
+@given(st.lists(ROW, min_size=1, max_size=12), st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]], data: st.DataObject) -> None:
     from energon_lite.loading.measuring.runner import Values
@@ -230,10 +233,10 @@ def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]]
 
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
-    found = Values.zeros(len(rows)).replaced(
-        [(0, made(rows[:start]))] * (start > 0) + [(start, made(rows[start:stop]))]
-    )
-    expected = made([*rows[:stop], *([] for _ in rows[stop:])])
+    known = data.draw(st.just([[] for _ in rows]) | st.lists(ROW, min_size=len(rows), max_size=len(rows)))
+    before = made(known) if any(known) else Values.zeros(len(rows))
+    found = before.replaced([(start, made(rows[start:stop]))])
+    expected = made([*known[:start], *rows[start:stop], *known[stop:]])
     assert found.flags.tolist() == expected.flags.tolist()
     assert np.array_equal(found.column("n", 0), expected.column("n", 0))
     pairs = zip(found.column("m", 1), expected.column("m", 1), strict=True)
