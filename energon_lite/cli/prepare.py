@@ -333,7 +333,7 @@ def _explained(root: str, non_interactive: bool) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.strerror is None:
             raise
-        raise DatasetError(error.strerror, where=root, fix="check permissions and free space, and run it again") from None
+        raise DatasetError(error.strerror, where=root, fix="check permissions and free space") from None
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:
