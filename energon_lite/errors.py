@@ -195,10 +195,10 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
-    """Refuse settings below 1; None passes."""
+    """Refuse settings below 1, and numbers as text; None passes."""
     for name, value in settings.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}", fix=fix)
+        if isinstance(value, str) or (value is not None and value < 1):
+            raise UsageError(f"{name} is {value!r}", fix=fix)
 
 
 class TrustError(ConfigError):

@@ -37,6 +37,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -186,26 +187,29 @@ def _part_of(name: str) -> str:
 
 
 def caught_by(fault: Fault, copy: Path, tests: Sequence[str]) -> str:
-    """The test that fails, or hangs, with the fault in a copy of the project, and only with it; empty if none does."""
+    """The first test that fails or hangs with the fault in a copy of the project, twice, and not without it; empty if
+    none does."""
     path = copy / fault.path
     whole = path.read_bytes()
-    while True:
+
+    def failing(tests: Sequence[str]) -> str:
         path.write_bytes(fault.applied(whole))
         try:
-            failed = _failing([test for test in tests if test not in _bad], copy)
+            return _failing(tests, copy)
         finally:
             path.write_bytes(whole)
-        if failed in _good or not failed or not _failing([failed], copy):
-            _good.add(failed)
+
+    while failed := failing([test for test in tests if test not in _unsteady]):
+        if not _failing([failed], copy) and failing([failed]):
             return failed
-        print(f"left out: {failed} fails without any fault, too", flush=True)
-        _bad.add(failed)
+        print(f"left out: {failed} fails without any fault, too, or not each time", flush=True)
+        _unsteady.add(failed)
         tests = tests[tests.index(failed) + 1 :]  # those before it pass
+    return ""
 
 
-#: Tests that pass without any fault, and those that fail here without any.
-_good: set[str] = set()
-_bad: set[str] = set()
+#: Tests that fail here without any fault, or not each time.
+_unsteady: set[str] = set()
 
 
 class Record:
@@ -325,14 +329,16 @@ def _run_tests(options: Sequence[str], copy: Path, plugin: _Chosen) -> int | Non
             sys.stderr.flush()
             os._exit(code)
     end = time.monotonic() + _SECONDS
-    while time.monotonic() < end:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
+    pid = status = 0
+    while not pid and time.monotonic() < end:
         time.sleep(0.1)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+        pid, status = os.waitpid(child, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # also the processes that tests have left behind
+    if not pid:
+        os.waitpid(child, 0)
+        return None
+    return os.waitstatus_to_exitcode(status)
 
 
 def _copied(into: Path) -> Path:

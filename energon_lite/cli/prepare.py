@@ -27,7 +27,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import load, prepare_steps
-from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
+from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
@@ -227,13 +227,13 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
 
     again = asked["force_overwrite"]
     if not again and dialogue is not None and nv_meta.is_prepared(root) and not is_unfinished(root):
-        with _answers_expected(False):
+        with _explained(root, False):
             again = dialogue.ask_again(root)
         if not again:
             click.echo("Nothing was changed.")
             return
 
-    with progress(asked["show_progress"], "Indexing", "shards") as show, _answers_expected(asked["non_interactive"]):
+    with progress(asked["show_progress"], "Indexing", "shards") as show, _explained(root, asked["non_interactive"]):
         report = prepare_folder(root, choose, _options(asked, force_overwrite=again, progress=show))
     if asked["ranks"].rank:
         show_notes(report.warnings)
@@ -319,8 +319,8 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
 
 
 @contextmanager
-def _answers_expected(non_interactive: bool) -> Iterator[None]:
-    """Convert the end of the input during a question to an error with the fix."""
+def _explained(root: str, non_interactive: bool) -> Iterator[None]:
+    """Convert the end of the input during a question, and errors of writes, to errors with the fix."""
     try:
         yield
     except click.Abort:
@@ -330,6 +330,10 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
             "the input ended before all questions were answered; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
+    except OSError as error:
+        if error.filename is not None or error.strerror is None:
+            raise
+        raise DatasetError(error.strerror, where=root, fix="check permissions and free space") from None
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:

@@ -15,6 +15,7 @@ two worker processes, and deals its shards dynamically.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,8 +24,11 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -138,30 +142,56 @@ def _write_records(folder: Path) -> None:
                     writer.write(tf.train.Example(features=tf.train.Features(feature=parts)).SerializeToString())
 
 
+def _below(pid: int) -> Iterator[int]:
+    """Processes that a process has started, and those that they have started."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _below(child)
+
+
 def _worker_processes(name: str) -> list[int]:
     """Processes below this one whose title contains ``name``, the busiest first."""
     found = []
-    for entry in Path("/proc").iterdir():
+    for pid in _below(os.getpid()):
         try:
-            title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode() + (entry / "comm").read_text()
-            ticks = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except (OSError, UnicodeDecodeError):
             continue
-        if name in title and entry.name.isdigit():
-            found.append((int(ticks[11]) + int(ticks[12]), int(entry.name)))
+        if name in title:
+            found.append((int(ticks[11]) + int(ticks[12]), pid))
     return [pid for _, pid in sorted(found, reverse=True)]
 
 
+#: Text in the titles of the workers of each kind; those of this library are forked, and have the title of this process.
 TITLES = {
-    "local": "energon",
-    "tcp": "energon",
+    "local": Path(__file__).name,
+    "tcp": Path(__file__).name,
     "ray": "ray::Worker",
-    "streaming_split": "ray::",
+    "streaming_split": "Map(",
     "tf.data": "tf.data worker",
 }
 
 
-def _measured(folder: Path, kind: str, kill: Callable[[], None] | None) -> tuple[float, float, float, int]:
+def _kill(kind: str) -> None:
+    """Kill a worker, as soon as there is one: tasks of Ray come and go."""
+    while not (found := _worker_processes(TITLES[kind])):
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGKILL)
+
+
+T = TypeVar("T")
+
+
+def _apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Result of a function in a process of its own: TensorFlow has threads, and this process is forked."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def _measured(folder: Path, kind: str, killed: bool) -> tuple[float, float, float, int]:
     """Seconds to the first batch, samples a second, longest wait in seconds, samples that are missing or twice."""
     began = time.perf_counter()
     peers = {"streaming_split": _of_ray_data, "tf.data": _of_tf_data}
@@ -173,8 +203,8 @@ def _measured(folder: Path, kind: str, kill: Callable[[], None] | None) -> tuple
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
         keys += batch
-        if kill is not None and number == PICTURES * EPOCHS // BATCH // 3:
-            kill()
+        if killed and number == PICTURES * EPOCHS // BATCH // 3:
+            _kill(kind)
     counts = dict.fromkeys(keys, 0)
     for key in keys:
         counts[key] += 1
@@ -197,27 +227,20 @@ def main() -> None:
             ray.init(address="local", num_cpus=WORKERS, log_to_driver=False)
             ray.data.DataContext.get_current().enable_progress_bars = False
         if "tf.data" in kinds:
-            _write_records(folder)
+            _apart(_write_records, folder)
         found: dict[tuple[str, bool], list[tuple[float, float, float, int]]] = {}
         for _ in range(asked.runs):
             for kind in kinds:
                 for killed in (False, True):
-                    kill = _killer(kind) if killed else None
-                    found.setdefault((kind, killed), []).append(_measured(folder, kind, kill))
-                    print(kind, killed, found[kind, killed][-1], flush=True)
+                    measured = partial(_apart, _measured) if kind == "tf.data" else _measured
+                    run = measured(folder, kind, killed)
+                    found.setdefault((kind, killed), []).append(run)
+                    print(kind, killed, run, f"load {os.getloadavg()[0]:.1f}", flush=True)
         for (kind, killed), runs in found.items():
             first, rate, longest, wrong = zip(*runs, strict=True)
             row = [kind, "one worker" if killed else "", spread(first, 2), spread(rate, 0), spread(longest, 2)]
             rows.append([*row, max(wrong)])
         print(table(["workers", "killed", "first batch, s", "samples/s", "longest wait, s", "missing or twice"], rows))
-
-
-def _killer(kind: str) -> Callable[[], None]:
-    def kill() -> None:
-        (victim, *_) = _worker_processes(TITLES[kind])
-        os.kill(victim, signal.SIGKILL)
-
-    return kill
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class MovableSamples:
     def finish(self, tries: int, reserved: Ints) -> None:
         """Swap sets with micro-batches of the worst columns of each level, as long as that lowers the worst load.
 
-        Columns of the previous, narrower level may not get worse.
+        Columns of the previous, narrower level may not get worse. All limits have to be kept before, see :meth:`mend`.
 
         Args:
             tries: number of attempts for each level.
@@ -160,9 +160,9 @@ class MovableSamples:
         for number, other in enumerate(others):
             high = column + width * ((turn + number) % turns)
             low = other + width * ((turn + number // turns) % turns)
-            room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
-            if other == column or min(int(free.min()) for free in room) < 0:
+            if other == column:
                 continue
+            room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
             mine, yours = (self._sets(place, _CONSIDERED_WORST, turn) for place in (high, low))
             here, before = (above[:, [high % above.shape[1], low % above.shape[1]]] for above in levels)
             allowed = self.count // narrow * UNIT * _ALLOWED // 1000

@@ -208,7 +208,7 @@ def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], *,
     earlier = path if tables_of_others(path) else kept
     is_carried = False
     try:
-        made = wanted and build_sqlite_index(temporary, scans)
+        made = wanted and _built(temporary, scans, path)
         if wanted and not made:
             warnings += _why_no_database(scans)
         if made and os.path.exists(earlier):
@@ -224,6 +224,16 @@ def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], *,
             remove_if_there(kept)
     finally:
         remove_if_there(temporary)
+
+
+def _built(temporary: str, scans: Sequence[ShardScan], path: str) -> bool:
+    import sqlite3
+
+    try:
+        return build_sqlite_index(temporary, scans)
+    except sqlite3.OperationalError as error:
+        fix = "make room there, and prepare again; or do without Energon's look-ups by key: --no-sqlite"
+        raise DatasetError(f"the database of keys cannot be written: {error}", where=path, fix=fix) from error
 
 
 def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:

@@ -71,8 +71,6 @@ class EnergonDataModule(LightningDataModule):
     def val_dataloader(self) -> Any:
         """Return the validation loaders."""
         made = self._make_val
-        if made is None:
-            return []
         if isinstance(made, Mapping):
             return {name: self._loader(make) for name, make in made.items()}
         return self._loader(made)

@@ -170,7 +170,7 @@ class VideoReader:
         self.time_base = self.stream.time_base
         #: Duration of each frame in ticks, if the header says that it is the same for all; otherwise 0.
         self._constant = _constant_duration(container)
-        self._varies = "mov" in container.format.name and not self._constant
+        self._varies = "mov" in container.format.name
         self._tell = getattr(source, "fetch_ahead", None)
         self._reformat = VideoReformatter().reformat
         self._frames: Iterator[av.VideoFrame] | None = None

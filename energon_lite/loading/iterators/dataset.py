@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import Self
 
@@ -221,6 +221,12 @@ class SavableDataset:
             UnknownLengthError: the number is not known before the loop.
         """
         raise NotImplementedError
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError(
+            "a data set is not iterated itself",
+            fix="iterate over a loader of it: get_loader(dataset), or get_savable_loader(dataset), which has a state",
+        )
 
     def len_rank(self) -> int:
         """Return the length; Energon's name for ``len()``."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -153,9 +154,7 @@ class BatchRunner(JobRunner):
                 if not self.refill:
                     return self._empty(result, job, context)
                 attempt += 1
-                row = row or self._in_a_row()
-                if (end := row.add(rejected.failure)) is not None:
-                    raise end from (None if end.details else rejected.__cause__)  # else it would be shown twice
+                row = self._counted(rejected, row)
                 continue
             if by_tokens:  # so no place was refilled, and there is one outcome for each
                 made_of = zip(addresses, result.outcomes, strict=True)
@@ -181,9 +180,8 @@ class BatchRunner(JobRunner):
         """Return the samples before their hooks; None: they must be made one by one."""
         if not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
             return None
-        if any(observer.times_samples for observer in self.services.observers):
-            return None
-        if len(addresses) * self.largest > READ_TOGETHER:
+        is_timed = any(observer.times_samples for observer in self.services.observers)
+        if is_timed or len(addresses) * self.largest > READ_TOGETHER:
             return None
         for number in set(map(_LEAF_OF, addresses)):
             fields = self.leaves[number].fields
@@ -220,8 +218,16 @@ class BatchRunner(JobRunner):
 
     # -- the reporting route --------------------------------------------------------------------------------------
 
-    def _in_a_row(self) -> FailureStreak:
-        return FailureStreak(self.encoder.failure_tolerance, self._tolerances)
+    def _counted(self, rejected: Rejected, row: FailureStreak | None) -> FailureStreak:
+        """Return the failures in a row of a place (None: none yet) with one more.
+
+        Raises:
+            FatalSampleError: there are too many.
+        """
+        row = row or FailureStreak(self.encoder.failure_tolerance, self._tolerances)
+        if (end := row.add(rejected.failure)) is not None:
+            raise end from (None if end.details else rejected.__cause__)  # else it would be shown twice
+        return row
 
     def _samples(
         self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext, number: int
@@ -238,7 +244,10 @@ class BatchRunner(JobRunner):
         together = None if attempt else self._all_samples(addresses)
         every: Iterable[Any] = together or self.make(addresses, context, first, batch_index)
         if together is not None and self.sample_hooks:
-            every = self.hooked_together(together, addresses, context, batch_index)
+            context.arrive = partial(self.move, batch_index=batch_index)
+            leaves = [self.leaves[address[0]].name for address in addresses]
+            keys = [sample.__key__ for sample in together]
+            every = self.hooked(zip(together, keys, leaves, addresses, strict=True), context)
         if every is not together and not attempt and not self.samples_draw and self.services.store is None:
             every = self._watched(every, addresses, context, batch_index)
         if isinstance(every, list) and Rejected not in map(type, every):
@@ -254,9 +263,7 @@ class BatchRunner(JobRunner):
                 if not self.refill:
                     break
                 tried += 1
-                row = row or self._in_a_row()
-                if (end := row.add(made.failure)) is not None:
-                    raise end from (None if end.details else made.__cause__)
+                row = self._counted(made, row)
                 made = self.one(address, context, tried, batch_index)
             else:
                 samples.append(made)

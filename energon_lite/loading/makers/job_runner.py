@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,7 @@ from energon_lite.hooks import (
     returns_its_argument,
 )
 from energon_lite.loading.makers.columns import Rows, columns_of
-from energon_lite.loading.makers.hook_errors import (
-    NEVER_A_RESULT,
-)
+from energon_lite.loading.makers.hook_errors import NEVER_A_RESULT
 from energon_lite.loading.makers.hook_steps import HookSteps
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import ReadSample, StoredSample
@@ -124,27 +121,35 @@ class JobRunner(HookSteps):
             batch_index: index of the micro-batch of the samples, if it is known.
         """
         services = self.services
-        is_plain = self.hooks.batched and not services.observers and services.store is None
+        if self.hooks.batched and not services.observers and services.store is None and len(addresses[0]) == 3:
+            return self.hooked(self._loaded(addresses, context, attempt, batch_index), context)
+        return (
+            self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
+            for address, rows, at in self.read(addresses, attempt)
+        )
+
+    def _loaded(
+        self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
+    ) -> Iterator[tuple[Any, str, str, None]]:
+        """Yield each of the samples before the hooks, for :meth:`hooked`, or a :class:`Rejected`."""
         for address, rows, at in self.read(addresses, attempt):
-            key = ("sample", *address[:3], attempt)
-            if not is_plain or len(address) > 3 or isinstance(rows, StoredSample):
-                yield self.made(rows, at, address, key, context, batch_index)
-                continue
+            assert not isinstance(rows, StoredSample)
             leaf = rows.leaf
             index = rows.indices[at]
             epoch = address[2]
             number = epoch * leaf.length + index
             # As move(), whose call would cost too much here.
             context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
+            key = ("sample", *address, attempt)
             sample = rows.sample(at, key)
-            if sample is None or rows.columns is None:
-                yield self.made(rows, at, address, key, context, batch_index, is_tried=True)
+            if sample is not None and rows.columns is not None:
+                yield sample, rows.columns.keys[at], leaf.name, None
                 continue
             try:
-                sample = self.hooked(sample, rows.columns.keys[at], leaf.name, context)
+                name, sample = self.load(rows, at, key, is_tried=True)
             except Rejected as rejected:
-                sample = rejected
-            yield sample
+                name, sample = "", rejected
+            yield sample, name, leaf.name, None
 
     def move(
         self, context: HookContext, address: Address, *origin: int, tag: int = SAMPLE, batch_index: int | None = None
@@ -162,20 +167,6 @@ class JobRunner(HookSteps):
         sample_index = epoch * leaf.length + index
         where = self.seed, tag, leaf.key, epoch, index, *origin
         return context.move(*where, sample_index=sample_index, batch_index=batch_index)
-
-    def hooked_together(
-        self, samples: Sequence[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
-    ) -> Iterator[Any]:
-        """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure."""
-        leaves = self.leaves
-        context.arrive = partial(self.move, batch_index=batch_index)
-        for sample, address in zip(samples, addresses, strict=True):
-            context.address = address  # the context moves there only if a hook asks for anything
-            try:
-                made = self.hooked(sample, sample.__key__, leaves[address[0]].name, context)
-            except Rejected as rejected:
-                made = rejected
-            yield made
 
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """Return the sample at an address, or a :class:`Rejected` with the failure."""
@@ -283,14 +274,8 @@ class JobRunner(HookSteps):
         key: tuple[Any, ...],
         context: HookContext,
         batch_index: int | None = None,
-        *,
-        is_tried: bool = False,
     ) -> Any:
-        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure.
-
-        Args:
-            is_tried: the rows have been asked for the sample and returned None.
-        """
+        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure."""
         leaf = self.leaves[address[0]]
         index = at if isinstance(rows, StoredSample) else rows.indices[at]
         self.move(context, (address[0], index, address[2]), batch_index=batch_index)
@@ -299,12 +284,10 @@ class JobRunner(HookSteps):
                 sample = rows.value
                 set_restore_key(sample, key)
             else:
-                tried = None if is_tried or self.services.observers else rows.sample(at, key)
-                if tried is None or rows.columns is None:
-                    name, sample = self.load(rows, at, key, is_tried=is_tried or not self.services.observers)
-                else:
-                    name, sample = rows.columns.keys[at], tried
-                sample = self.hooked(sample, name, leaf.name, context)
+                name, sample = self.load(rows, at, key)
+                sample = next(self.hooked(((sample, name, leaf.name, None),), context))
+                if type(sample) is Rejected:
+                    return sample
                 if self.services.store is not None:
                     self.services.store.add((address[0], index, address[2]), sample, key, context)
             if not self.hooks.batched:
@@ -317,32 +300,33 @@ class JobRunner(HookSteps):
         except Rejected as rejected:
             return rejected
 
-    def hooked(self, sample: Any, name: str, leaf: str, context: HookContext) -> Any:
-        """Return a sample after the hooks of single samples: :meth:`guarded` for each, with one guard for all of them.
+    def hooked(self, samples: Iterable[tuple[Any, str, str, Address | None]], context: HookContext) -> Iterator[Any]:
+        """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure: as
+        :meth:`guarded` for each hook, with fewer calls.
 
         Args:
-            sample: the sample.
-            name, leaf: its name, and that of its data set.
+            samples: each sample, or a :class:`Rejected`; its name, and that of its data set; and the address that the
+                context moves to if a hook asks for anything (None: it is there).
             context: the running context.
 
         Raises:
-            Rejected, FatalSampleError: as :meth:`guarded`.
+            FatalSampleError: as :meth:`guarded`.
         """
         observers = self.services.observers
-        stage = ""
-        try:
-            for stage, function, is_seeded in self.sample_hooks:
-                if observers:
-                    self.tell(stage, leaf, name)
-                if is_seeded and context.seeds:
-                    context.seed_globals()
-                value = function(sample)
-                if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
-                    self._check(value, stage, self._whose(name, leaf), (sample,))
-                sample = value
-        except Exception as error:
-            raise self._rejected(error, stage, leaf, name, sample)  # noqa: B904  # as in guarded
-        return sample
+        for sample, name, leaf, context.address in samples:
+            try:
+                for stage, function, is_seeded in () if type(sample) is Rejected else self.sample_hooks:
+                    if observers:
+                        self.tell(stage, leaf, name)
+                    if is_seeded and context.seeds:
+                        context.seed_globals()
+                    value = function(sample)
+                    if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                        self._check(value, stage, self._whose(name, leaf), (sample,))
+                    sample = value
+            except Exception as error:
+                sample = self._rejected(error, stage, leaf, name, sample)
+            yield sample
 
     def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
         """Return the name of a sample, and the sample before the hooks (but cooked).

@@ -103,23 +103,23 @@ def decode_image(
     Raises:
         DecodeError: the image exceeds the limit. Other defects raise other exceptions.
     """
-    resizing = None if size is None else Resizing(size, rng, planar=container == "torch", opacity=mode == "RGBA")
+    resizing = None if size is None else Resizing(size, rng)
     pixels: Any = None
     if mode == "RGB" and (container != "pil" or resizing) and "JPEG" in formats and data.startswith(_JPEG):
-        pixels = _decode_jpeg(data, most, resizing)
+        pixels = _decode_jpeg(data, most, resizing, "RGBX" if resizing and container == "torch" else mode)
     if pixels is None:
         image = _decode_with_pillow(mode, formats, most, data, resizing)
         if container == "pil" and resizing is None:
             return image
         pixels = np.asarray(image) if resizing is None else np.array(image)  # torch takes writable arrays only
     if resizing is not None:
-        pixels = resizing.resize(pixels)
+        pixels = resizing.resize(pixels, opacity=mode == "RGBA")
         if container == "pil":
             from PIL import Image
 
             return Image.fromarray(pixels)
-    elif container == "torch" and pixels.ndim == 3:
-        pixels = pixels.transpose(2, 0, 1)
+    if container == "torch" and pixels.ndim == 3:
+        pixels = _planes(pixels) if pixels.shape[2] > len(mode) else pixels.transpose(2, 0, 1)
     # One pass that scales and moves the channels to the front; a division, for the same bits as in Energon.
     if dtype == "float":
         pixels = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
@@ -130,6 +130,15 @@ def decode_image(
     import torch
 
     return torch.from_numpy(pixels)
+
+
+def _planes(pixels: Any) -> Any:
+    """Return ``[3, height, width]`` of ``[height, width, 4]``. Words of four bytes take half the time of bytes."""
+    words = pixels.view("<u4")[..., 0]
+    planes = np.empty((3, *words.shape), np.uint8)
+    for number, plane in enumerate(planes):
+        np.right_shift(words, 8 * number, out=plane, casting="unsafe")
+    return planes
 
 
 def _check_pixels(width: int, height: int, channels: int, most: int | None) -> None:
@@ -157,9 +166,9 @@ def _decode_with_pillow(
         raise ValueError(f"these bytes are not an image as the name means ({', '.join(formats)})") from None
 
 
-def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None) -> Any:
-    """Decode ``[height, width, channels]`` uint8 by simplejpeg: three channels, and an unused one if that is faster to
-    resize; None: it is not installed, or the image is left to Pillow.
+def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None, channels: str) -> Any:
+    """Decode ``[height, width, channels]`` uint8 by simplejpeg; None: it is not installed, or the image is left to
+    Pillow.
 
     Both use libjpeg-turbo with its accurate settings, and give the same pixels for the images that simplejpeg gets
     here: colours as luma and chroma, or grey. So its installation changes only the time.
@@ -174,10 +183,9 @@ def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None) -> An
             return None
         _check_pixels(width, height, 3, most)
         if resizing is None:
-            return simplejpeg.decode_jpeg(data, "RGB")
+            return simplejpeg.decode_jpeg(data, channels)
         divisor = resizing.fit(height, width, divisible=True)
-        least = {"min_height": -(-height // divisor), "min_width": -(-width // divisor)}
-        return simplejpeg.decode_jpeg(data, "RGBX" if resizing.planar else "RGB", **least)
+        return simplejpeg.decode_jpeg(data, channels, min_height=-(-height // divisor), min_width=-(-width // divisor))
     except DecodeError:
         raise
     except ValueError:  # damaged: Pillow decides if it can be decoded
@@ -242,17 +250,11 @@ class Resizing:
     Args:
         target: the rule for its size.
         rng: generator of the sample, for targets that draw.
-        planar: the result is ``[channels, height, width]``.
-        opacity: a fourth channel is opacity, which the colours are weighted by; otherwise it has no meaning.
     """
 
-    def __init__(
-        self, target: ImageTarget, rng: np.random.Generator | None, *, planar: bool = False, opacity: bool = False
-    ) -> None:
+    def __init__(self, target: ImageTarget, rng: np.random.Generator | None) -> None:
         self._target = target
         self._rng = rng
-        self.planar = planar
-        self._opacity = opacity
         self._size: tuple[int, int] | None = None
         self._box = (0, 0, 0, 0)
         self._divisor = 1
@@ -273,11 +275,12 @@ class Resizing:
         self._divisor = next(fitting, 1) if divisible and min(self._size) >= _LEAST_SIDE else 1
         return self._divisor
 
-    def resize(self, pixels: Any) -> Any:
+    def resize(self, pixels: Any, *, opacity: bool) -> Any:
         """Resize the decoded image.
 
         Args:
             pixels: uint8 ``[height, width]`` or ``[height, width, channels]``, of the size that :meth:`fit` returned.
+            opacity: the fourth channel is opacity, and the colours are weighted by it.
 
         Returns:
             A new array, contiguous.
@@ -286,32 +289,18 @@ class Resizing:
         top, left, high, wide = (side / self._divisor for side in self._box)
         # The last row and column of a divided image may be parts of a pixel: its size is not the box's.
         part = pixels[int(top) : math.ceil(top + high), int(left) : math.ceil(left + wide)]
-        if self._opacity:
+        if opacity:
             from PIL import Image
 
             method = Image.Resampling[self._target.resample.upper()]
-            array = np.array(Image.fromarray(part).resize(self._size[::-1], method, (0, 0, wide, high)))
-            return array.transpose(2, 0, 1).copy() if self.planar else array
+            return np.array(Image.fromarray(part).resize(self._size[::-1], method, (0, 0, wide, high)))
         import torch
 
-        kernels = torch.ops.aten
-        bilinear = self._target.resample == "bilinear"
-        kernel = kernels._upsample_bilinear2d_aa if bilinear else kernels._upsample_bicubic2d_aa
+        kernel = getattr(torch.ops.aten, f"_upsample_{self._target.resample}2d_aa")
         resized = np.empty((*self._size, *part.shape[2:]), np.uint8)
         # Channels stay last for torch, which is slow to move them to the front.
         source, out = (
             torch.from_numpy(array.reshape(1, *array.shape[:2], -1).transpose(0, 3, 1, 2)) for array in (part, resized)
         )
         kernel.out(source, self._size, False, self._size[0] / high, self._size[1] / wide, out=out)
-        return _planes(resized) if self.planar and resized.ndim == 3 else resized
-
-
-def _planes(pixels: Any) -> Any:
-    """Return ``[3, height, width]`` of uint8 ``[height, width, channels]``, without the fourth channel."""
-    if pixels.shape[2] == 3:
-        return pixels.transpose(2, 0, 1).copy()
-    words = pixels.view("<u4")[..., 0]  # a pixel each, which takes half the time
-    planes = np.empty((3, *words.shape), np.uint8)
-    for number, plane in enumerate(planes):
-        np.right_shift(words, 8 * number, out=plane, casting="unsafe")
-    return planes
+        return resized

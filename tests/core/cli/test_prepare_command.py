@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import sys
 from pathlib import Path
@@ -31,6 +32,22 @@ class TestWithoutQuestions:
             assert name in output and (data / ".nv-meta" / name).exists()
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
         assert "Sample 1, key '001':" in output and '"text": "caption 1"' in output and "x" * 60 + "..." in output
+
+    @pytest.mark.parametrize("file", ["energon_lite.idx", "index.sqlite"])
+    def test_a_full_disk_is_named_with_the_fix(self, data: Path, file: str) -> None:
+        options = ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress")
+        assert run(data, *options)[0] == 0
+        (data / ".nv-meta" / ".info.json").unlink()
+        size = (data / ".nv-meta" / file).stat().st_size
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:  # a write that ends beyond the limit fails, as on a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, hard))
+            code, output = run(data, *options, "--force-overwrite")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert code == 1 and f"where: {data}" in output and "fix:" in output, output
+        assert ("--no-sqlite" in output) == (file == "index.sqlite")
+        assert run(data, *options)[0] == 0  # with room again
 
     @pytest.mark.slow
     def test_the_printed_next_step_runs(self, data: Path) -> None:

@@ -231,8 +231,12 @@ def test_other_data_is_named(leaf_of: Any, write_blend: Callable[..., Any]) -> N
     state = _loader(leaf_of(20, "a")).save_state_rank()
     with pytest.raises(StateMismatchError, match="samples in all data sets: 20 in the state, 21 here"):
         _loader(leaf_of(21, "a")).restore_state_rank(state)
-    with pytest.raises(StateMismatchError, match="number of data sets: 1 in the state, 2 here"):
+    with pytest.raises(StateMismatchError, match="number of data sets: 1 in the state, 2 here") as caught:
         _loader(write_blend([(20, 1.0), (5, 1.0)])).restore_state_rank(state)
+    assert "data set 0" not in str(caught.value)  # marks are of each data set, and there is none for the second one
+    unmarked = {**state, "identity": {**state["identity"], "marks": None}}
+    with pytest.raises(StateMismatchError, match="20 in the state, 21 here"):
+        _loader(leaf_of(21, "a")).restore_state_rank(unmarked)
 
 
 def test_the_leaf_that_differs_is_named(write_blend: Callable[..., Any]) -> None:

@@ -133,6 +133,8 @@ def _call(images: Path, **kwargs: Any) -> Any:
 
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
+    "batch size as text": (lambda path: _call(path, batch_size="4"), ["batch_size is '4'"]),
+    "loop without a loader": (lambda path: [*_call(path)], ["get_loader(dataset)"]),
     "misspelt keyword": (
         lambda path: _call(path, shufle_buffer_size=5),
         ["shufle_buffer_size", "'shuffle_buffer_size'"],

@@ -155,6 +155,17 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
         assert list(warm.leaves)[3].length == 3
 
 
+def test_no_file_is_made_of_leaves_that_choose_their_split(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = blend.parent / "leaf-2/.nv-meta/dataset.yaml"
+    text = path.read_text() + "split_part: train\n"
+    path.unlink()  # other leaves have the same file
+    path.write_text(text)
+    os.utime(path, (OLD, OLD))
+    opened(blend)
+    again = opened(blend)
+    assert isinstance(again.leaves, tuple) and delivered(again) == delivered(opened_whole(blend, monkeypatch))
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "thread"])
 def test_workers(blend: Path, method: Any) -> None:
     expected = delivered(opened(blend))[0]

@@ -233,6 +233,7 @@ def test_a_dict_of_the_users_own() -> None:
     assert inputs["special_tokens"].to("cpu") == {"image_id": 7}  # their validator moves all inputs
     empty = batch | {"__key__": []}  # as empty_batch leaves rows that are not one for each sample
     assert model_inputs(empty, 2)[1].tolist() == [[IGNORED, IGNORED]]
+    assert model_inputs(empty, None)[1].tolist() == [[IGNORED, IGNORED]]  # as long as its rows
     assert model_inputs(empty, 2)[0]["special_tokens"] == {"image_id": 7}
 
 

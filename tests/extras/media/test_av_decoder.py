@@ -155,6 +155,19 @@ def test_what_is_not_in_the_file() -> None:
     assert not decoder(sound("mp3")).has_video_stream() and decoder(film("webm")).has_audio_stream()
 
 
+@pytest.mark.parametrize("kind", [OSError, av.error.OSError, av.error.PermissionError])
+def test_errors_of_ffmpeg_are_the_files_and_others_the_storages(
+    kind: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise kind(5, "it failed")
+
+    decode = decoder(film("mp4"))
+    monkeypatch.setattr(av, "open", fails)
+    with pytest.raises(OSError if kind is OSError else DecodeError, match="it failed"):
+        decode.get_video()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_was_cut_off(kind: str) -> None:
     data = media(kind)

@@ -96,6 +96,17 @@ def test_any_decoder_makes_the_same_crops_and_nearly_the_same_pixels(
     assert other.by_processor == (len(sizes) if kind == "png" else 0) and plain.by_processor == 0
 
 
+def test_sharp_edges_stay_black_and_white() -> None:
+    """Bicubic weights overshoot beside an edge, below black and above white."""
+    file = io.BytesIO()
+    Image.fromarray(np.repeat(np.uint8([0, 255, 0]), 16)[None, :, None].repeat(48, 0).repeat(3, 2)).save(file, "jpeg")
+    images = EncodedImages([file.getvalue()])
+    one, two = (
+        make(images) for make in (BatchImageDecoder(ImageSize(40)), with_backend(BatchImageDecoder(ImageSize(40))))
+    )
+    assert (one.float() - two.float()).abs().max() <= 40
+
+
 def test_by_the_processor_they_are_what_a_hook_would_make() -> None:
     images = [picture(100, 80, number) for number in range(3)]
     expected = torch.stack([decode_to_size(image, ImageSize(32)) for image in images])

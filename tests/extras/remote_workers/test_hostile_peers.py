@@ -19,14 +19,19 @@ from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import JobServer, TcpWorkers
 from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
-from energon_lite.extras.remote_workers.handshake import RefusedError, greet
+from energon_lite.extras.remote_workers.handshake import RefusedError, greet, join
+from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.server import jobs_in
 from energon_lite.loading.makers.batch_runner import Job
 from tests.extras.remote_workers.served import serving, until
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, nightly_but
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)
+#: Hostile connections of a test, and a seed: some each time, 100,000 in the night.
+many = pytest.mark.parametrize(
+    ("count", "seed"), nightly_but({0}, [(examples(2500), 0), *((10_000, seed) for seed in range(1, 11))])
+)
 
 
 def _hostile(draw: random.Random, honest: bytes) -> bytes:
@@ -51,16 +56,17 @@ def _honest_handshake() -> bytes:
     return b"".join([*frame(1, [memoryview(bytes(64))]), *frame(5, [memoryview(msgpack.packb(card))])])
 
 
+@many
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
-def test_fuzzed_handshakes(secret: bytes | None) -> None:
-    draw, honest, cards = random.Random(0), _honest_handshake(), list[Any]()
+def test_fuzzed_handshakes(secret: bytes | None, count: int, seed: int) -> None:
+    draw, honest, cards = random.Random(seed), _honest_handshake(), list[Any]()
 
     def refuse(card: Any) -> None:
         cards.append(card)
         raise RefusedError("no trainer of this run")
 
     tracemalloc.start()
-    for _ in range(examples(2500)):
+    for _ in range(count):
         trainer, worker = socket.socketpair()
         with trainer, worker:
             trainer.sendall(_hostile(draw, honest))
@@ -72,28 +78,40 @@ def test_fuzzed_handshakes(secret: bytes | None) -> None:
     assert not cards  # nobody gets so far without a proof
 
 
-def test_fuzzed_frames() -> None:
-    jobs = [(7, Job(0, 3, AddressList([0, 1], [7, 3], [1, 1], 9), ("batch", 0, 3)))]
-    honest = b"".join(frame(5, wire.pack((jobs, False))))
-    draw, agreed, fine = random.Random(1), 1 << 16, 0
+AGREED = 1 << 16
+
+
+def _honest_frame() -> bytes:
+    jobs = [(7, Job(0, 3, AddressList([0, 0], [7, 3], [1, 1], 9), ("batch", 0, 3)))]
+    return b"".join(frame(5, wire.pack((jobs, False))))
+
+
+def _end_of(sent: bytes) -> tuple[BaseException, int]:
+    """The error with which a worker's side ends that gets these frames, and the messages with jobs before."""
+    trainer, worker = socket.socketpair()
+    fine = 0
+    with trainer, worker:
+        trainer.sendall(sent)
+        trainer.shutdown(socket.SHUT_WR)
+        received = frames(worker, [AGREED])
+        try:
+            while True:
+                got = next(received)
+                assert got is not None and got.body.nbytes <= AGREED
+                jobs_in(got.body)
+                fine += 1
+        except ENDS as error:
+            return error, fine
+
+
+@many
+def test_fuzzed_frames(count: int, seed: int) -> None:
+    draw, honest = random.Random(seed), _honest_frame()
     tracemalloc.start()
-    for _ in range(examples(5000)):
-        trainer, worker = socket.socketpair()
-        with trainer, worker:
-            trainer.sendall(_hostile(draw, honest))
-            trainer.shutdown(socket.SHUT_WR)
-            received = frames(worker, [agreed])
-            try:
-                while True:
-                    got = next(received)
-                    assert got is not None and got.body.nbytes <= agreed
-                    jobs_in(got.body)
-                    fine += 1  # only what the jobs say was changed
-            except ENDS:
-                pass
+    fine = sum(_end_of(_hostile(draw, honest))[1] for _ in range(count))
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
-    assert fine < examples(5000)
+    assert fine < count  # only what the jobs say was changed
 
 
 def test_a_server_outlives_and_counts_what_comes(leaf_of: Any) -> None:
@@ -110,6 +128,28 @@ def test_a_server_outlives_and_counts_what_comes(leaf_of: Any) -> None:
             get_train_dataset(leaf_of(50), batch_size=4, worker_config=WorkerConfig(0, 1, workers=served.tcp()))
         ) as loader:
             next(iter(loader))
+
+
+def test_a_server_outlives_and_counts_frames_of_trainers(leaf_of: Any) -> None:
+    """Of a trainer that knows the secret, and then sends what is no job."""
+    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
+    runs = dataset.resolved
+    card = run_card(runs.identity.to_plain(), runs.runner()) | {"max_bytes": AGREED, "trace": False}
+    draw, honest, counted = random.Random(3), _honest_frame(), 0
+    with serving(dataset) as served:
+        for _ in range(24):
+            sent = _hostile(draw, honest)
+            counted += isinstance(_end_of(sent)[0], FrameError)
+            with socket.create_connection(("127.0.0.1", served.port)) as connection:
+                join(connection, None, card, 60.0)
+                connection.settimeout(60.0)
+                with suppress(OSError):  # the server has closed it already
+                    connection.sendall(sent)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):
+                        pass
+            assert until(lambda: served.refused == counted, 60)  # noqa: B023
+    assert 8 < counted < 24
 
 
 class Sized(TaskEncoder):

@@ -39,25 +39,30 @@ def test_what_is_written_meanwhile_is_what_was_there_at_the_call(
     assert all(torch.equal(loaded[name], content[name]) for name in content)
 
 
-def test_copies_of_a_save_are_waited_for_together(run_ranks: RunRanks, tmp_path: Path) -> None:
-    """On a GPU, a copy that blocks waits for all work before it: one wait for each tensor."""
+def test_copies_of_a_save_are_waited_for_together_and_go_where_those_before_were(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """On a GPU, a copy that blocks waits for all work before it: one wait for each tensor. New memory is slow."""
 
-    def save(rank: int) -> tuple[int, int]:
+    def save(rank: int) -> tuple[int, int, bool]:
         part, copy = Part(Layout()), torch.Tensor.copy_
-        saver, blocking = CheckpointSaver(tmp_path / "run", part.mesh), list[bool]()
+        saver, blocking, places = CheckpointSaver(tmp_path / "run", part.mesh), list[bool](), list[list[int]]()
 
         def counted(into: torch.Tensor, given: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
             blocking.append(not non_blocking)
+            places[-1].append(into.data_ptr())
             return copy(into, given, non_blocking)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "copy_", counted)
-            saver.save(1, part.model, part.optimizer, STATE)
-        saver.finish()
-        return len(blocking), sum(blocking)
+            for step in (1, 2):
+                places.append([])
+                saver.save(step, part.model, part.optimizer, STATE)
+                saver.finish()
+        return len(blocking), sum(blocking), places[0] == places[1]
 
-    ((copies, waits),) = run_ranks(1, save)
-    assert copies > 50 and waits == 0
+    ((copies, waits, is_same),) = run_ranks(1, save)
+    assert copies > 100 and waits == 0 and is_same
 
 
 def flip(file: Path) -> None:

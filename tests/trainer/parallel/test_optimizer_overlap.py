@@ -22,6 +22,7 @@ from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, train_on
 from tests.trainer.parallel.test_parity import Run as LlamaRun
 from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
+from tests.trainer.parallel.training_part import Part
 
 # -- when collectives happen -------------------------------------------------------------------------------------------
 
@@ -164,6 +165,26 @@ READERS: dict[str, Callable[..., torch.Tensor]] = {
 def test_nobody_reads_stale_values(run_ranks: RunRanks, reader: Callable[..., torch.Tensor]) -> None:
     for found, right in run_ranks(2, lambda rank: after_a_step(rank, reader)):
         assert torch.equal(found, right)
+
+
+def test_sharded_layers_wait_for_their_weights_when_they_need_them(run_ranks: RunRanks) -> None:
+    """Products that overlap with collectives use the weights of layers that nobody calls."""
+    layout = Layout(dp=2, tp=2)
+
+    def job(rank: int) -> tuple[list[bool], torch.Tensor, torch.Tensor]:
+        tokens = torch.arange(12).reshape(2, 6)
+        with watched_collectives(late=True):
+            part = Part(layout, bucket_size=20)
+            part.train(0, 2)
+            with torch.no_grad():
+                sharded = [value for name, value in part.model.named_parameters() if "_proj.weight" in name]
+                come = [not value.isnan().any() for value in sharded]
+                found = part.model(tokens)
+                part.optimizer.wait_parameters()
+                return come, found, part.model(tokens)
+
+    for come, found, right in run_ranks(layout.world, job):
+        assert come and not any(come) and torch.equal(found, right)
 
 
 def test_the_slow_network_would_show_stale_values(run_ranks: RunRanks) -> None:

@@ -24,11 +24,11 @@ STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1
 class Part:
     """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
 
-    def __init__(self, layout: Layout, *, seed: int = 5, dtype: str = "float64", **shape: Any):
+    def __init__(self, layout: Layout, *, seed: int = 5, dtype: str = "float64", bucket_size: int = 1500, **shape: Any):
         self.mesh: ParallelMesh = layout.mesh()
         self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
         # Small buckets, so that slices begin and end inside of rows.
-        settings = dataclasses.replace(OPTIMIZER, bucket_size=1500)
+        settings = dataclasses.replace(OPTIMIZER, bucket_size=bucket_size)
         self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, settings)
 
     def train(self, first: int, last: int) -> list[tuple[float, float]]:

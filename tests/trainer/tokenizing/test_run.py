@@ -210,6 +210,8 @@ def test_nothing_at_all_says_why(tokenizer_folder: Path, tmp_path: Path) -> None
     with pytest.raises(EmptyDatasetError, match="no field 'prompt'; there are: question, answer") as error:
         _make(path, tokenizer_folder, tmp_path / "out")
     assert "--prompt-field" in str(error.value)
+    with pytest.raises(UsageError, match="records_per_shard is 0"):
+        _make(path, tokenizer_folder, tmp_path / "out", records_per_shard=0)
     with pytest.raises(UsageError, match="there are no files to tokenise"):
         _make(tmp_path / "*.parquet", tokenizer_folder, tmp_path / "out")
     with pytest.raises(UsageError, match="is not a ratio"):

@@ -142,7 +142,7 @@ NAMES: dict[str, Name] = {
     "SavableDataset": _here(
         "SavableDataset",
         "other",
-        "immutable, without attributes of yours; for your own format write an `energon_lite.storage.Source`",
+        "immutable, iterated by loaders only; for your own format write an `energon_lite.storage.Source`",
     ),
     "BaseWrapperDataset": _here("WrapperDataset", "other", "write an `energon_lite.storage.Source`, or hooks"),
     "WorkerConfig": _here("WorkerConfig", "better", "with `from_mesh`"),

@@ -165,7 +165,7 @@ def _write(sample: Any, images: bool | None) -> None:
         return
     draws = sys.stdout.isatty() if images is None else images
     for line in sample_lines(sample, width=shutil.get_terminal_size().columns, colours=draws):
-        click.echo(line, color=draws or None)
+        click.echo(line, color=draws)
 
 
 def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import DefaultTaskEncoder, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import (
+    DefaultTaskEncoder,
+    Reading,
+    Sample,
+    TaskEncoder,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
@@ -263,3 +272,58 @@ def test_only_plain_hooks_count(folder: Path) -> None:
     with_code = DefaultTaskEncoder()
     with_code.decoder = SampleDecoder(handlers={"npy": torch.tensor})
     assert pipeline(str(folder / "one"), with_code, batch_size=2)[0].leaves[0].fields is None
+
+
+@edataclass
+class Rated(Sample):
+    text: bytes
+    stars: int = 3
+    tags: list[str] = field(default_factory=list)
+
+
+@edataclass
+class Measured(Sample):
+    text: bytes
+    length: int = -1
+
+    def __post_init__(self) -> None:
+        self.length = len(self.text)
+
+
+class Upper(Rated):
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields | {"text": fields["text"].upper()})
+
+
+class Counted(Rated):
+    made = 0
+
+    def __new__(cls, **_: Any) -> Counted:
+        cls.made += 1
+        return super().__new__(cls)
+
+
+class Listed(TaskEncoder):
+    decoder = None
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
+
+
+@pytest.mark.parametrize("kind", [Rated, Measured, Upper, Counted])
+def test_samples_are_made_as_by_their_type(
+    write_dataset: Callable[..., Path], tmp_path: Path, kind: type[Any], same: Same
+) -> None:
+    document = f"sample_type: {{__module__: {__name__}, __class__: {kind.__name__}}}\nfield_map: {{text: txt}}\n"
+    stored = [(f"k{number}", {"txt": b"text %d" % number}) for number in range(6)]
+    write_dataset(tmp_path / "typed", {"0.tar": stored}, dataset_yaml=document)
+    arguments = {"worker_config": ALONE, "batch_size": 3, "reading": Reading(trust_code=True)}
+    Counted.made = 0
+    loader = get_savable_loader(get_train_dataset(tmp_path / "typed", task_encoder=Listed(), **arguments))
+    samples = next(iter(loader))
+    assert Counted.made == (3 if kind is Counted else 0)
+    texts = dict(stored)
+    for sample in samples:
+        base = {name: getattr(sample, name) for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__")}
+        assert type(sample) is kind and same(sample, kind(**base, text=texts[sample.__key__]["txt"]))
+    assert len({id(getattr(sample, "tags", sample)) for sample in samples}) == 3  # defaults are not shared

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from energon_lite.extras.inspect.preview.token_text import find_tokens, pieces_of, token_figure
+from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 
 
 def utf8(tokens: Sequence[int]) -> str:
@@ -86,3 +87,11 @@ def test_the_figure_says_how_many_and_shows_some() -> None:
         raise ValueError("not these")
 
     assert ">19</span>" in token_figure(row, "it", broken, 20)  # numbers, then
+
+
+def test_a_text_is_shown_up_to_the_limit() -> None:
+    for more in (None, "/all"):
+        view = ValueView("it", lambda path: None, Amount(text=5), more=more)
+        whole, cut = str(view.text("a" * 5)), str(view.text("b" * 6))
+        assert "aaaaa" in whole and "…" not in whole and "characters" not in whole
+        assert "bbbbb" in cut and "b" * 6 not in cut and "6 characters" in cut and ("/all" in cut) == bool(more)
