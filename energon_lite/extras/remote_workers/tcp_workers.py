@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 _MORE_SEGMENTS, _MOST_SEGMENTS = 6, 256
 #: Seconds until another receiver is started.
 _AGAIN = 0.5
+#: Seconds from a first refusal in which another server may accept the trainer.
+_OTHERS = 1.0
 
 
 def open_pool(request: PoolRequest) -> MixedPool:
@@ -120,6 +123,7 @@ class TcpSource(WorkerSource):
         self._numbers = itertools.count(1000)
         self._closed = threading.Event()
         self._refusal: RefusedError | None = None
+        self._refused = 0.0  # time of the first refusal since a worker joined
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -145,7 +149,7 @@ class TcpSource(WorkerSource):
                 with theirs:
                     self._process = process = _started(theirs)
             except OSError as error:
-                self._refuse(RefusedError(f"the process that receives from servers cannot be started: {error}"))
+                self._give_up(RefusedError(f"the process that receives from servers cannot be started: {error}"))
                 return
             reports = threading.Thread(target=self._take_reports, args=(ours,), daemon=True)
             reports.start()
@@ -155,17 +159,18 @@ class TcpSource(WorkerSource):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
                 process.kill()  # a receiver that is stopped would stop all workers
             status = process.wait()
-            socket.socket(fileno=os.dup(ours.fileno())).shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=os.dup(ours.fileno())) as pipe:
+                pipe.shutdown(socket.SHUT_RDWR)  # the thread reads nothing more
             reports.join()
             ours.close()
             if not self._closed.wait(_AGAIN):
                 text = f"the process that receives from servers ended with status {status}"
                 logger.warning("%s; it is replaced", text)
                 if status > 0:
-                    self._refuse(RefusedError(text))
+                    self._give_up(RefusedError(text))
         self.close()
 
-    def _refuse(self, refusal: RefusedError) -> None:
+    def _give_up(self, refusal: RefusedError) -> None:
         self._refusal = refusal
         self.joined.wake()
 
@@ -178,10 +183,13 @@ class TcpSource(WorkerSource):
     def _take_report(self, report: Report, control: Connection) -> None:
         descriptors = [recv_handle(control) for _ in range(report.descriptors)]
         if report.refusal is not None:
-            self._refuse(report.refusal)
+            self._refused = self._refused or time.monotonic()
+            if time.monotonic() - self._refused > _OTHERS:
+                self._give_up(report.refusal)
         if descriptors:
             pair, segments = socket.socket(fileno=descriptors[0]), Segments(0, *descriptors[1:])
             max_bytes = self._orders.workers.max_bytes
+            self._refusal, self._refused = None, 0.0
             self.joined.put(TcpHandle(next(self._numbers), report.text, pair, segments, max_bytes), 0)
         elif report.text:
             logger.warning("%s", report.text)

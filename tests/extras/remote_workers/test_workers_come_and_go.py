@@ -258,6 +258,39 @@ def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> No
         assert [_digest(batch) for batch in loader] == _expected(leaf)
 
 
+def test_a_refusal_is_forgotten_when_a_worker_joins(
+    leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of other code is replaced by one of ours. When that ends, too, the trainer waits for the next."""
+    leaf, addresses, servers = leaf_of(50), tmp_path / "servers", list[Served]()
+
+    def serve(batch_size: int = 2) -> None:
+        servers.append(Served(_dataset(leaf, ALONE, batch_size=batch_size), 1))
+        addresses.write_text("\n".join(served.address for served in servers))
+
+    try:
+        serve()
+        serve(batch_size=3)
+        config = WorkerConfig(0, 1, workers=TcpWorkers(file=addresses))
+        with get_savable_loader(_dataset(leaf, config)) as loader:
+            iterator = iter(loader)
+            found = [_digest(next(iterator))]
+            assert until(lambda: f"{servers[1].address} is not used" in caplog.text)
+            servers.pop().kill()
+            serve()
+            pool: Any = loader._workers.executor()
+            assert until(lambda: bool(pool.load()) and len(pool._workers) == 2)
+            servers.pop(0).kill()
+            found += [_digest(batch) for batch in take(iterator, 6)]  # the rest of the first, and some of the second
+            servers.pop().kill()
+            threading.Timer(0.5, serve).start()
+            found += [_digest(batch) for batch in iterator]
+    finally:
+        for served in servers:
+            served.kill()
+    assert found == _expected(leaf)
+
+
 def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
     leaf = leaf_of(50)
     with socket.create_server(("127.0.0.1", 0)) as silent, serving(_dataset(leaf, ALONE)) as served:
