@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import energon_lite
@@ -100,6 +101,7 @@ def test_one_that_is_broken_has_no_other_decoded_twice(
 
 def _calls(loader: Any) -> Counter[str]:
     """Python calls in the package for one ``next()``, by file: the fewest of several."""
+    np.random.seed(0)  # without the half of a pair of normal numbers, which a loader would keep for its caller
     batches = iter(loader)
     for _ in range(5):
         next(batches)
