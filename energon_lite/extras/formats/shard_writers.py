@@ -180,8 +180,8 @@ def _array(pa: Any, values: list[Any], kind: Any) -> Any:
     if kind is None and isinstance(first, np.ndarray):
         kind = pa.list_(pa.from_numpy_dtype(first.dtype))
     if kind is not None and pa.types.is_list(kind) and any(isinstance(value, np.ndarray) for value in values):
-        own = kind.value_type.to_pandas_dtype()
-        if any(isinstance(value, np.ndarray) and value.dtype != own for value in values):
+        types = {pa.from_numpy_dtype(value.dtype) for value in values if isinstance(value, np.ndarray)}
+        if types != {kind.value_type}:
             raise ValueError("arrays of several types")
     column = pa.array(values, type=kind)
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):  # other types may have lost precision
