@@ -13,4 +13,5 @@ def bucket() -> Iterator[str]:
     """URL of a bucket in memory."""
     fs = fsspec.filesystem("memory")
     yield "memory://bucket/samples"
-    fs.rm("/bucket", recursive=True)
+    fs.store.clear()  # `rm` fails where several threads have made the same folder: fsspec lists it twice
+    fs.pseudo_dirs[:] = [""]
