@@ -14,6 +14,7 @@ import signal
 import socket
 import tarfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -175,7 +176,7 @@ def nightly_but(always: Collection[int], cases: Iterable[Any]) -> list[Any]:
     ]
 
 
-def in_time(step: Callable[[], T], seconds: float = 10.0) -> T:
+def in_time(step: Callable[[], T], seconds: float = 120.0) -> T:
     """What ``step`` gives, or raises, run in another thread; TimeoutError: it is still at it after so long."""
     future: Future[T] = Future()
 
@@ -187,6 +188,48 @@ def in_time(step: Callable[[], T], seconds: float = 10.0) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return future.result(seconds)
+
+
+def until(holds: Callable[[], T], seconds: float = 120.0) -> T:
+    """The first true result of ``holds``, asked again and again; after so long, its last one."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+# Garbage and threads of earlier tests may open and close files, read, sleep and log at any moment.
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """The open files of this process, each with its target: what another call has more was opened since."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the folder itself
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def calls_here(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[tuple[Any, ...]]:
+    """Grows with the arguments of each call of these functions by this thread."""
+    calls, here = list[tuple[Any, ...]](), threading.get_ident()
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            if threading.get_ident() == here:
+                calls.append(arguments)
+            return function(*arguments)
+
+        return noted
+
+    for name in names:
+        monkeypatch.setattr(owner, name, noting(getattr(owner, name)))
+    return calls
+
+
+def told_of(caplog: pytest.LogCaptureFixture, what: object) -> list[str]:
+    """The messages in a log that name something."""
+    return [message for record in caplog.records if str(what) in (message := record.getMessage())]
 
 
 #: Functions of ``os`` that change what is on the disk, or promise that it is there.

@@ -31,10 +31,11 @@ class Stops(TaskEncoder):
 
 def test_a_worker_that_is_stopped_ends_the_run_and_is_killed(leaf_of: Any) -> None:
     loader = _loader(leaf_of(20), Stops(), watchdog_timeout_seconds=0.5, fail_on_timeout=True)
+    executor: Any = loader._workers.executor()
+    processes = [worker.process for worker in executor._workers]
     with loader, pytest.raises(WorkerError, match=r"longer than 0\.5 s") as caught:
         for _ in loader:
-            executor: Any = loader._workers.executor()
-            processes = [worker.process for worker in executor._workers]
+            pass
     assert "worker" in str(caught.value) and "micro-batch" in str(caught.value)
     assert [process.exitcode is not None for process in processes] == [True, True]
 

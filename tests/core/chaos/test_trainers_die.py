@@ -92,7 +92,7 @@ def test_a_trainer_killed_again_and_again_sees_what_it_should(
         trainer.join()
         assert trainer.exitcode in (0, -signal.SIGKILL)
     last = start()
-    last.join(60)
+    last.join(300)
     assert last.exitcode == 0
     logged = _logged(tmp_path / "log")
     assert {step for step, _ in logged} == set(range(1, STEPS + 1))
@@ -194,7 +194,7 @@ def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path)
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "busy\n"
         os.killpg(trainer.pid, signal.SIGTERM)
-        assert trainer.wait(60) == 0
+        assert trainer.wait(300) == 0
     state, key = torch.load(tmp_path / "state.pt", weights_only=True)
     loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
     keys = [batch.__key__ for batch in take(loader, state["position"] + 1)]

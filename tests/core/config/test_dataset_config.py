@@ -13,6 +13,7 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load
 from energon_lite.errors import ConfigError
 from energon_lite.samples import SAMPLE_TYPES, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample
+from tests.testing import told_of
 
 WRITTEN_BY_ENERGON = """\
 sample_type:
@@ -98,7 +99,7 @@ def test_worker_options_of_energon_are_ignored_with_a_note(
     path = write(CRUDE_BY_ENERGON + "parallel_shard_iters: 16\nshuffle_over_epochs: -1\n")
     with caplog.at_level(logging.INFO, logger="energon_lite"):
         assert load_dataset_config(path).kind == "crude"
-    assert [record.getMessage().split(" has")[0] for record in caplog.records] == [
+    assert [message.split(" has")[0] for message in told_of(caplog, path)] == [
         f"{path}:3: 'parallel_shard_iters'",
         f"{path}:4: 'shuffle_over_epochs'",
     ]

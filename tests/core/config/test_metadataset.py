@@ -292,9 +292,9 @@ def test_a_thousand_leaves_load_quickly(write: Callable[..., Path], room: Path) 
         (room / f"set{number:04}").mkdir()
         entries.append({"path": f"set{number:04}", "weight": number + 1, "subflavors": {"number": number}})
     path = write(yaml.safe_dump({"splits": {"train": {"blend": entries}, "val": {"blend": entries}}}))
-    start = time.process_time()
+    start = time.thread_time()
     leaves = load_metadataset(path, split_part="train")
-    seconds = time.process_time() - start
+    seconds = time.thread_time() - start
     assert len(leaves) == 1000
     assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0)
     assert seconds < 1.0

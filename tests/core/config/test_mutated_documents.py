@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -103,7 +105,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def watched(house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The room, and a watch over it: imports by name, and files that are opened elsewhere, are errors."""
+    """The room, and a watch over it: imports by name, and files that are opened elsewhere, are errors; but for those
+    of garbage and threads of earlier tests."""
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     # Between two tries of a store. Threads of earlier tests sleep a little, too, or they would take all of the time.
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 1e-3)))
@@ -115,9 +118,11 @@ def watched(house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     # A reference may name a document or a data set anywhere; these are looked for.
     allowed += (str(house.parent / "outside.yaml"), str(house.parent / ".nv-meta"))
     seen: list[str] = []
+    gc.collect()
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and watching and isinstance(arguments[0], str):
+        if event == "open" and watching and isinstance(arguments[0], str) and threading.get_ident() not in others:
             path = os.path.realpath(arguments[0])
             if not path.startswith(tuple(map(os.path.realpath, allowed))) and not path.startswith(allowed):
                 seen.append(path)

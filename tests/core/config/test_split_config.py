@@ -9,6 +9,7 @@ import pytest
 
 from energon_lite.config.split import SplitConfig, load_split_config, split_exclusion
 from energon_lite.errors import ConfigError
+from tests.testing import told_of
 
 WRITTEN_BY_ENERGON = """\
 exclude: []
@@ -70,7 +71,7 @@ def test_an_exclusion_that_matches_nothing_is_logged(
     with caplog.at_level(logging.WARNING, logger="energon_lite"):
         config = load_split_config(path)
     assert config.shards("train") == ("a.tar",)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert told_of(caplog, path) == [
         f"{path}:3: the exclusion 'b.tar' matches no shard of any split",
         f"{path}:5: the exclusion 'b.tar/{{0..9}}' matches no shard of any split",
     ]

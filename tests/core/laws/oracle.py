@@ -87,7 +87,7 @@ class Rendezvous:
     """In place of an all-reduce: the ranks are threads of this process. One of them works at a time, if asked to."""
 
     def __init__(self, world: int, turn: Any = None):
-        self._barrier = threading.Barrier(world, timeout=30)
+        self._barrier = threading.Barrier(world, timeout=120)
         self._numbers: list[int] = []
         self._lock, self._turn = threading.Lock(), turn
         self._found = (0, 0)

@@ -109,5 +109,5 @@ def test_workers_of_a_daemon(leaf_of: Callable[..., Path], kind: str) -> None:
     process.start()
     send.close()
     _, found = receive.recv()
-    process.join(10)
+    process.join(120)
     assert found[0] == found[1] and process.exitcode == 0

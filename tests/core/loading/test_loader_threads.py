@@ -36,7 +36,7 @@ def at_once(count: int, body: Callable[[], list[str]]) -> tuple[list[str], list[
     start = threading.Barrier(count)
 
     def run() -> None:
-        start.wait(10)
+        start.wait(120)
         try:
             found.extend(body())
         except Exception as error:
@@ -46,7 +46,7 @@ def at_once(count: int, body: Callable[[], list[str]]) -> tuple[list[str], list[
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     return found, errors
 
@@ -199,7 +199,7 @@ def test_no_batch_is_taken_while_another_thread_takes_answers_of_workers(leaf_of
 
         looks = threading.Thread(target=look, name="looks")
         looks.start()
-        assert Noted.opened.wait(30)
+        assert Noted.opened.wait(120)
 
         def take() -> list[str]:
             try:
@@ -208,5 +208,5 @@ def test_no_batch_is_taken_while_another_thread_takes_answers_of_workers(leaf_of
                 Noted.taken.set()
 
         more, errors = at_once(1, take)
-        looks.join(30)
+        looks.join(120)
         assert not looks.is_alive() and errors == [] and found + more == expected

@@ -104,8 +104,8 @@ def test_an_index_of_a_hundred_million_samples(huge: Path, monkeypatch: pytest.M
     assert min(private_growth(use_huge, path, str(huge), numbers, True, workers=2)) > 60 << 20
     times = []
     for skips in (None, "skip"):
-        start = time.process_time()
+        start = time.thread_time()
         assert len(open_huge(path, str(huge), skips)) == LENGTHS[skips]
-        times.append(time.process_time() - start)
+        times.append(time.thread_time() - start)
     assert times[0] < 0.5  # a tenth of that; with skips each sample's flag is looked at once
     print(f"\nopened in {times[0]:.3f} s, with skips in {times[1]:.3f} s; {max(growth) / 2**20:.1f} MiB a worker")

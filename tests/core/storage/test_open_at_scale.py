@@ -153,4 +153,4 @@ def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(SCRIPT.parent)
     measure = importlib.import_module("open_at_scale").measure_index
     with pytest.raises(SystemExit, match="look-up"):
-        in_time(lambda: measure(str(ten / ".nv-meta/energon_lite.idx")), 30)
+        in_time(lambda: measure(str(ten / ".nv-meta/energon_lite.idx")))

@@ -18,7 +18,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import in_time
+from tests.testing import descriptors, in_time
 
 
 @pytest.fixture
@@ -46,11 +46,10 @@ def test_files_and_folders_open_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pipe", "/dev/null"])
 def test_what_is_no_file_is_not_there(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    gc.collect()  # of earlier tests
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(FileNotFoundError, match="pipe, a device"):
         in_time(lambda: open_file(str(tmp_path / name), os.O_RDONLY))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 def test_an_index_that_is_a_pipe_is_made_again(prepared: Path) -> None:
@@ -109,9 +108,9 @@ def test_the_bytes_of_the_file(tmp_path: Path, size: int) -> None:
 def test_no_file_stays_open_and_the_memory_goes_with_the_last_view(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 64)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors()
     array = np.frombuffer(_mapped(path)[256:], dtype=np.uint8)  # only an array over a part of it refers to it
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
     gc.collect()
     assert _places(path) == 1
     path.unlink()

@@ -45,7 +45,7 @@ def test_three_at_once(folder: Path, trial: int) -> None:
     start, answers = context.Barrier(3), context.SimpleQueue()
 
     def body() -> None:
-        start.wait(20)
+        start.wait(120)
         try:
             answers.put(str(prepared(folder, force_overwrite=True, progress=slowly).samples))
         except BaseException as error:
@@ -55,7 +55,7 @@ def test_three_at_once(folder: Path, trial: int) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
     said = sorted(answers.get() for _ in processes)
     assert said[0] == str(9 * SHARDS)
     assert all(one == said[0] or one.startswith("DatasetError: another process prepares") for one in said), said

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from energon_lite.errors import MissingShardError
 from energon_lite.storage.read import runs, sample_reader
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from tests.testing import examples
+from tests.testing import calls_here, examples
 
 FOREVER = 10**9
 
@@ -80,18 +80,9 @@ def _same(reader: SampleReader, plain: SampleReader, wanted: list[list[int]], by
             assert [dict(zip(found.names, row, strict=True)) for row in rows] == [raw.parts for raw in expected]
 
 
-def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows with each call of this thread that reads from a shard; how many buffers' worth is not told apart."""
-    calls: list[int] = []
-    here, preadv, pread = threading.get_ident(), os.preadv, os.pread
-
-    def seen(at: int) -> None:
-        if threading.get_ident() == here:  # threads of earlier tests may read as well
-            calls.append(at)
-
-    monkeypatch.setattr(os, "preadv", lambda fd, memory, at: seen(at) or preadv(fd, memory, at))
-    monkeypatch.setattr(os, "pread", lambda fd, size, at: seen(at) or pread(fd, size, at))
-    return calls
+    return calls_here(monkeypatch, os, "preadv", "pread")
 
 
 def test_every_epoch_reads_a_run_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files import retries, shard_store
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, head_checksum, shared_store
+from tests.testing import descriptors
 
 
 def shard(path: Path, data: bytes) -> tuple[str, ShardIdentity]:
@@ -26,13 +28,13 @@ def test_reads_by_position(tmp_path: Path) -> None:
 
 def test_keeps_a_bounded_number_of_files_open(tmp_path: Path) -> None:
     shards = [shard(tmp_path / str(i), bytes([i])) for i in range(10)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     store = ShardStore(capacity=3)
     for number in [*range(10), 7, 0, 7]:
         assert store.read(*shards[number], 0, 1) == bytes([number])
-        assert len(store) <= 3 and len(os.listdir("/proc/self/fd")) <= before + 3
+        assert len(store) <= 3 and len(descriptors() - before) <= 3
     store.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
     assert store.read(*shards[4], 0, 1) == b"\x04"
 
 
@@ -137,7 +139,7 @@ def test_a_stale_handle_is_replaced_by_a_new_one(tmp_path: Path, monkeypatch: py
 
 def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(shard_store.time, "sleep", waits.append)
+    monkeypatch.setattr(shard_store, "time", SimpleNamespace(sleep=waits.append))
     path, identity = shard(tmp_path / "a", b"0123456789")
     store = ShardStore()
     for number, most in ((errno.EACCES, 0), (errno.EIO, 4), (errno.EIO, 1)):

@@ -22,6 +22,7 @@ from energon_lite.errors import (
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import calls_here
 
 
 @pytest.fixture
@@ -56,11 +57,10 @@ def test_only_wanted_parts(data: Path) -> None:
 def test_one_positioned_read_per_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = WebdatasetSource.open(data)
     SampleReader(source).sample(0)
-    reads = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: reads.append((offset, size)) or pread(fd, size, offset))
+    reads = calls_here(monkeypatch, os, "pread")
     SampleReader(source).sample(1)
-    assert reads == [(2048 + 512, 1024 + 1)]  # from the first payload to the end of the second, 1024 bytes later
+    # From the first payload to the end of the second, 1024 bytes later.
+    assert [read[1:] for read in reads] == [(1024 + 1, 2048 + 512)]
 
 
 def test_a_large_unwanted_part_is_not_read(
@@ -71,12 +71,10 @@ def test_a_large_unwanted_part_is_not_read(
     source = WebdatasetSource.open(tmp_path / "d")
     two, every = SampleReader(source, frozenset({"json", "txt"})), SampleReader(source)
     assert every.sample(0).parts["mp4"] == b"v" * (3 << 20)
-    sizes: list[int] = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: sizes.append(size) or pread(fd, size, offset))
+    reads = calls_here(monkeypatch, os, "pread")
     assert two.sample(0).parts == {"json": b"{}", "txt": b"end"}
     assert two.read([0]).parts == {"json": [b"{}"], "txt": [b"end"]}  # type: ignore[union-attr]
-    assert sizes == [2, 3, 2, 3]
+    assert [size for _, size, _ in reads] == [2, 3, 2, 3]
 
 
 def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tmp_path: Path) -> None:

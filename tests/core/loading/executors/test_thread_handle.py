@@ -7,6 +7,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
-from tests.testing import in_time, take
+from tests.testing import in_time, take, told_of, until
 
 
 def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:
@@ -54,6 +56,7 @@ def test_threads_give_the_same_batches(leaf_of: Any) -> None:
 
 
 def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
+    others = threading.enumerate()
     with _loader(leaf_of(50), 0) as alone, _loader(leaf_of(50), 2) as threads:
         expected = [batch.__key__ for batch in take(alone, 12)]
         found = [batch.__key__ for batch in take(threads, 4)]
@@ -63,7 +66,8 @@ def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
         found += [batch.__key__ for batch in take(threads, 4)]
         threads.close()
         threads.close()
-        assert not [one for one in threading.enumerate() if one.name.startswith("energon-lite-thread")]
+        left = set(threading.enumerate()).difference(others)
+        assert not [one for one in left if one.name.startswith("energon-lite-thread")]
         found += [batch.__key__ for batch in take(threads, 4)]
     assert found == expected
 
@@ -77,24 +81,44 @@ def test_an_error_reaches_the_caller(leaf_of: Any) -> None:
         next(iter(loader))
 
 
-class Hangs(TaskEncoder):
-    def encode_sample(self, sample: Any) -> Any:
-        time.sleep(0.3)
-        return sample
+class Held(TaskEncoder):
+    """Waits, from the second batch on, until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def encode_batch(self, batch: Any) -> Any:
+        if self.current_batch_index:
+            self.begun.set()
+            self.go.wait(300)
+        return batch
 
 
-@pytest.mark.slow
+@contextmanager
+def _held(leaf: Any, **kwargs: Any) -> Iterator[tuple[Held, SavableDataLoader, Iterator[Any]]]:
+    """A loader whose thread waits in the hook of the next batch; it goes on at the end."""
+    encoder = Held()
+    with _loader(leaf, 1, encoder=encoder, watchdog_timeout_seconds=0.2, **kwargs) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert encoder.begun.wait(120)
+        try:
+            yield encoder, loader, batches
+        finally:
+            encoder.go.set()
+
+
 def test_a_slow_batch_is_reported_with_its_stack(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2) as loader:
-        next(iter(loader))
-    assert "still waiting" in caplog.text and "time.sleep(0.3)" in caplog.text
-    for left in threading.enumerate():  # it is waited for two seconds, and still has the global generators
-        if left.name.startswith("energon-lite-thread"):
-            left.join(10)
-    with _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.2, on_timeout="raise") as loader:
-        with pytest.raises(WorkerError, match=r"time\.sleep\(0\.3\)"):
-            next(iter(loader))
+    with _held(leaf_of(20)) as (encoder, _, batches):
+        going = threading.Thread(target=lambda: (until(lambda: told_of(caplog, "still waiting")), encoder.go.set()))
+        going.start()
+        next(batches)
+        going.join()
+    assert "self.go.wait(300)" in told_of(caplog, "still waiting")[0]
+    with _held(leaf_of(20), on_timeout="raise") as (*_, batches):
+        with pytest.raises(WorkerError, match=r"self\.go\.wait\(300\)"):
+            next(batches)
 
 
 def test_hooks_that_have_to_wait_for_each_other_are_told(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +145,7 @@ def test_hooks_that_have_to_wait_for_each_other_are_told(leaf_of: Any, caplog: p
 class Waits(TaskEncoder):
     """Hooks that are not seeded run beside each other: the first two of them meet."""
 
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=120)
     calls = itertools.count()
 
     @stateless(restore_seeds=False)
@@ -142,11 +166,11 @@ def test_read_ahead_is_refused(leaf_of: Any) -> None:
         _loader(leaf_of(20), 1, read_ahead=ReadAhead())
 
 
-@pytest.mark.slow
-def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any) -> None:
-    loader = _loader(leaf_of(20), 1, encoder=Hangs(), watchdog_timeout_seconds=0.1)
-    closing = threading.Timer(0.3, loader.close)
-    closing.start()
-    with pytest.raises(WorkerError, match="closed while another thread"):
-        in_time(lambda: next(iter(loader)))
-    closing.join()  # and with it the hook, which gives the global generators back
+def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with _held(leaf_of(20)) as (encoder, loader, batches):
+        closing = threading.Thread(target=lambda: (until(lambda: told_of(caplog, "still waiting")), loader.close()))
+        closing.start()
+        with pytest.raises(WorkerError, match="closed while another thread"):
+            in_time(lambda: next(batches))
+        encoder.go.set()
+        closing.join()

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import worker_handle, worker_process
-from tests.testing import alone, nightly_but
+from tests.testing import alone, nightly_but, told_of, until
 
 
 def _loader(
@@ -30,13 +29,6 @@ def _loader(
 ) -> Any:
     dataset = get_train_dataset(path, batch_size=batch_size, task_encoder=encoder, worker_config=alone(workers))
     return get_savable_loader(dataset, **options)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()
 
 
 class Sized(TaskEncoder):
@@ -57,7 +49,7 @@ def test_batches_are_ready_as_far_ahead_as_was_asked_for(leaf_of: Any, factor: i
     with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=factor) as loader:
         next(iter(loader))
         # The trainer computes; nobody talks to the workers in the meantime.
-        assert _until(lambda: loader.stats()["queue"]["ready"] >= 2 * factor)
+        assert until(lambda: loader.stats()["queue"]["ready"] >= 2 * factor)
         assert loader.stats()["queue"]["pending"] <= 2
 
 
@@ -91,9 +83,9 @@ def test_a_stopped_worker_is_replaced_also_where_a_job_does_not_fit_into_its_pip
     with _loader(leaf_of(50), 1, batch_size=batch_size, **options) as loader:
         batches = iter(loader)
         next(batches)
-        assert _until(lambda: not loader.stats()["queue"]["pending"])
-        (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid or 0, signal.SIGSTOP)
+        assert until(lambda: not loader.stats()["queue"]["pending"])
+        (worker,) = loader._workers.executor()._workers
+        os.kill(worker.process.pid, signal.SIGSTOP)
         with caplog.at_level(logging.WARNING):
             assert [len(next(batches).__key__) for _ in range(3)] == [batch_size] * 3
         assert loader.stats()["worker_deaths"] >= 1  # a new one may be slow, too
@@ -129,12 +121,12 @@ def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: An
 
     trainer = multiprocessing.get_context("fork").Process(target=train)
     trainer.start()
-    assert _until(lambda: len(list(tmp_path.iterdir())) == 2, 60)
+    assert until(lambda: len(list(tmp_path.iterdir())) == 2)
     workers = [int(one.name) for one in tmp_path.iterdir()]
     assert not any(map(_gone, workers))
     trainer.kill()
     trainer.join()
-    assert _until(lambda: all(map(_gone, workers)), 5)
+    assert until(lambda: all(map(_gone, workers)))
 
 
 @pytest.mark.slow
@@ -149,7 +141,7 @@ def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
 
     child = multiprocessing.get_context("fork").Process(target=train)
     child.start()
-    child.join(60)
+    child.join(120)
     assert child.exitcode == 5
 
 
@@ -172,7 +164,7 @@ def test_the_fork_server_of_a_forked_process_takes_nothing_with_it(leaf_of: Any,
     trainer.start()
     server, address = receive.recv()
     trainer.join()
-    assert _until(lambda: _gone(server), 10)
+    assert until(lambda: _gone(server))
     assert not Path(address).parent.exists()
     assert Path(folder).exists()
     with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
@@ -192,7 +184,7 @@ def test_a_trainer_that_is_a_process_of_multiprocessing_ends(leaf_of: Any, middl
 
     trainer = multiprocessing.get_context("fork").Process(target=train)
     trainer.start()
-    trainer.join(20)
+    trainer.join(120)
     assert trainer.exitcode == (7 if middle else 0)
 
 
@@ -209,17 +201,20 @@ def test_a_forked_copy_of_a_loader_is_refused(leaf_of: Any) -> None:
 
         child = multiprocessing.get_context("fork").Process(target=use)
         child.start()
-        child.join(20)
+        child.join(120)
         assert child.exitcode == 5
         assert next(batches).__key__ != first.__key__
 
 
 class Slow(TaskEncoder):
-    def __init__(self, seconds: float):
-        self.seconds = seconds
+    """Waits in the second batch until this is told."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture):
+        self.caplog = caplog
 
     def encode_batch(self, batch: Any) -> Any:
-        time.sleep(self.seconds if self.current_batch_index == 1 else 0.0)
+        if self.current_batch_index == 1:
+            until(lambda: told_of(self.caplog, "for longer than"))
         return batch
 
 
@@ -227,18 +222,18 @@ class Slow(TaskEncoder):
 def test_without_workers_a_hook_that_takes_long_is_shown(
     leaf_of: Any, reaction: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"watchdog_timeout_seconds": 0.2, "on_timeout": reaction}
-    with caplog.at_level(logging.WARNING), _loader(leaf_of(50), 0, Slow(0.4), **options) as loader:
+    options: dict[str, Any] = {"watchdog_timeout_seconds": 0.5, "on_timeout": reaction}
+    with caplog.at_level(logging.WARNING), _loader(leaf_of(50), 0, Slow(caplog), **options) as loader:
         batches = iter(loader)
         next(batches)
         if reaction == "raise":
-            with pytest.raises(WorkerError, match=r"longer than 0\.2 s, in this process"):
+            with pytest.raises(WorkerError, match=r"longer than 0\.5 s, in this process"):
                 next(batches)
         else:
             next(batches)
-    (record,) = [one for one in caplog.records if "for longer than 0.2 s" in one.getMessage()]
-    assert "in encode_batch" in record.getMessage() and "time.sleep(" in record.getMessage()
-    assert ("no worker to be replaced" in record.getMessage()) == (reaction == "replace")
+    (told,) = told_of(caplog, "for longer than 0.5 s")
+    assert "in encode_batch" in told and "in until" in told
+    assert ("no worker to be replaced" in told) == (reaction == "replace")
 
 
 @pytest.mark.slow
@@ -246,18 +241,21 @@ def test_a_worker_that_outlives_its_kill_holds_nobody_up(
     leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that waits for a file server that is gone cannot be killed; multiprocessing would wait for it at the end."""
-    steps: list[str] = []
+    steps: list[tuple[str, int | None]] = []
     join = BaseProcess.join
     monkeypatch.setattr(worker_handle, "_KILLED", 0.1)
-    monkeypatch.setattr(BaseProcess, "kill", lambda self: steps.append("kill"))
-    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: (steps.append("join"), join(self, timeout))[1])
+    monkeypatch.setattr(BaseProcess, "kill", lambda self: steps.append(("kill", self.pid)))
+    monkeypatch.setattr(
+        BaseProcess, "join", lambda self, timeout=None: (steps.append(("join", self.pid)), join(self, timeout))[1]
+    )
     loader = _loader(leaf_of(50), 2, Stays(str(tmp_path), lock=False))
     next(iter(loader))
-    assert _until(lambda: len(list(tmp_path.iterdir())) == 2)
+    assert until(lambda: len(list(tmp_path.iterdir())) == 2)
     pids = [int(path.name) for path in tmp_path.iterdir()]
     try:
         loader.close()
-        assert steps == ["join", "join", "kill", "kill", "join", "join"]  # nobody's end is waited for alone
+        own = [step for step, pid in steps if pid in pids]  # not those of loaders that are collected now
+        assert own == ["join", "join", "kill", "kill", "join", "join"]  # nobody's end is waited for alone
         assert not {process.pid for process in multiprocessing.active_children()} & set(pids)
         assert all(f"(pid {pid})" in caplog.text for pid in pids)
     finally:

@@ -32,7 +32,7 @@ from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE, alone, examples
+from tests.testing import ALONE, alone, calls_here, examples
 
 Same = Callable[[Any, Any], bool]
 
@@ -220,9 +220,7 @@ def test_it_is_taken_where_samples_are_alike(
 def test_runs_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    calls = []
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(at) or preadv(fd, buffers, at))
+    calls = calls_here(monkeypatch, os, "preadv")
     made, jobs = pipeline(
         str(folder / "one"), TaskEncoder(), batch_size=3, shuffle_buffer_size=30, max_samples_per_sequence=10
     )

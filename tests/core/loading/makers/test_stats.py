@@ -28,7 +28,7 @@ from energon_lite.batching import TokenSequence
 from energon_lite.loading.loader import tokens_of
 from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, alone, take, until
 
 
 def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
@@ -199,10 +199,9 @@ def test_the_queue_is_seen(leaf_of: Any) -> None:
     with _loader(leaf_of(30, "a"), Big(), 1, prefetch_factor=3) as loader:
         assert loader.stats()["queue"] == {"ready": 0, "pending": 0, "bytes_in_flight": 0}
         next(iter(loader))
-        deadline = time.monotonic() + 20
-        while (queue := loader.stats()["queue"])["ready"] < 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert queue["ready"] >= 1 and queue["ready"] + queue["pending"] == 3
+        assert until(lambda: loader.stats()["queue"]["ready"])
+        queue = loader.stats()["queue"]
+        assert queue["ready"] + queue["pending"] == 3
         assert queue["bytes_in_flight"] >= queue["ready"] * 4 * 4000
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
-from tests.testing import in_time
+from tests.testing import in_time, until
 
 
 @pytest.fixture
@@ -112,7 +111,7 @@ print(sum(Shards(folder).read(name).samples for name in names))
 def test_a_script_without_a_main_guard(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     output = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), str(folder)], capture_output=True, text=True, timeout=60
+        [sys.executable, str(tmp_path / "script.py"), str(folder)], capture_output=True, text=True, timeout=300
     )
     assert (output.stdout, output.stderr) == ("78\n", "")
 
@@ -133,11 +132,12 @@ def test_no_helper_outlives_a_caller_that_is_killed(folder: Path, tmp_path: Path
     script = SCRIPT.replace("folder =", f"helpers._BOOT = helpers._BOOT.replace('serve()', {slow!r})\nfolder =")
     (tmp_path / "script.py").write_text(script)
     caller = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(folder)], stdout=subprocess.DEVNULL)
-    helpers = wait_for(lambda: children(caller.pid) if len(children(caller.pid)) == 2 else [])
+    assert until(lambda: len(children(caller.pid)) == 2)
+    helpers = children(caller.pid)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     assert len(helpers) == 2
-    assert wait_for(lambda: not any(map(is_running, helpers)))
+    assert until(lambda: not any(map(is_running, helpers)))
 
 
 def children(pid: int) -> list[int]:
@@ -160,21 +160,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], object]) -> object:
-    for _ in range(200):
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.mark.usefixtures("helpers_alone")
 def test_an_answer_that_cannot_be_read_costs_one_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in the thread that asks: the unit has an error, and nobody waits for its result."""
     stranger = "import sys; sys.stdout.buffer.write(b'cnowhere\\nNothing\\n.'); sys.stdout.flush(); sys.stdin.read()"
     monkeypatch.setattr(helpers, "_BOOT", stranger)
-    results = in_time(lambda: scan(folder, 2), 60)
+    results = in_time(lambda: scan(folder, 2), 300)
     assert len(results) == 12
     for result in results.values():
         assert isinstance(result, WorkerError) and "nowhere" in result.what
@@ -183,7 +174,7 @@ def test_an_answer_that_cannot_be_read_costs_one_unit(folder: Path, monkeypatch:
 @pytest.mark.usefixtures("helpers_alone")
 def test_why_there_is_no_helper_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(folder / "no python"))
-    results = in_time(lambda: scan(folder, 2), 60)
+    results = in_time(lambda: scan(folder, 2))
     assert all(isinstance(result, WorkerError) and "No such file" in result.what for result in results.values())
 
 
@@ -194,7 +185,7 @@ def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.
     before = set(children(os.getpid()))  # such as the fork server of earlier tests
     outcomes = run_units(Shards(str(folder)), names(folder), workers=3)
     next(outcomes)
+    assert until(lambda: len(set(children(os.getpid())) - before) == 3)
     started = set(children(os.getpid())) - before
-    assert len(started) == 3
-    in_time(outcomes.close, 30)
+    in_time(outcomes.close)
     assert not [pid for pid in started if is_running(pid)]

@@ -152,21 +152,21 @@ def test_killed_at_every_step(fresh: Path) -> None:
 
 def test_rank_0_waits_and_says_for_whom(fresh: Path) -> None:
     begin(fresh, [str(number) for number in range(10)])
-    first = job_of(fresh, 10, Ranks(0, 3, timeout=30.0))
+    first = job_of(fresh, 10, Ranks(0, 3, timeout=300.0))
     first.do_share()
     thread = threading.Thread(target=first.gather)
     thread.start()
     for rank in (2, 1):
         assert thread.is_alive()
         job_of(fresh, 10, Ranks(rank, 3)).do_share()
-    thread.join(20)
+    thread.join(300)
     assert not thread.is_alive() and results(first) == [number**2 for number in range(10)]
     for unit in (1, 4, 7, 8):
         Path(Squares(str(fresh)).path(unit)).unlink()
     late = job_of(fresh, 10, Ranks(0, 3, timeout=0.1))
     late.do_share()
     with pytest.raises(DatasetError) as caught:
-        in_time(late.gather, 20)
+        in_time(late.gather)
     assert "no result for 4 of 10 shards after 0.1 s" in caught.value.what
     assert "(rank 1: number 1, number 4, number 7; rank 2: number 8)" in caught.value.what
 
