@@ -67,7 +67,7 @@ def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             yield Finding("GPU", what, "wrong", "start with torchrun, one rank for each GPU")
 
 
-def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: float | None = None) -> list[Finding]:
+def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None) -> list[Finding]:
     """Compare the clocks of other machines with rank 0's. Every rank must call it; rank 0 has the result.
 
     Rank 0 asks one rank of each machine for its time, as in NTP: of several requests, the one with the fastest reply
@@ -76,7 +76,6 @@ def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: 
     Args:
         facts: facts of all ranks.
         group: group of all ranks, on the CPU.
-        now: time to report as this rank's clock, for tests; None for the actual time.
     """
     rank = dist.get_rank()
     others = {fact.host: number for number, fact in reversed(list(enumerate(facts)))}
@@ -95,7 +94,7 @@ def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: 
                 best = min(best, (ended - began, message.item() - (began + ended) / 2))
             else:
                 dist.recv(message, 0, group=group)
-                dist.send(message.fill_(time.time() if now is None else now), 0, group=group)
+                dist.send(message.fill_(time.time()), 0, group=group)
         offsets[other] = best
     if rank != 0 or not asked:
         return []

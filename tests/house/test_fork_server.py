@@ -44,7 +44,7 @@ if __name__ == "__main__":
 def test_a_program_is_as_one_of_a_fresh_interpreter(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments, options = PROGRAMS[name]
-    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60} | options
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300} | options
     fresh = subprocess.run([sys.executable, *arguments], check=False, **options)
     forked = run_program(arguments, **options)
     assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout), forked.stderr
@@ -61,14 +61,14 @@ def test_a_program_is_a_child_that_takes_signals() -> None:
         assert program.stdout is not None and int(program.stdout.readline()) == os.getpid()
         assert program.poll() is None
         program.send_signal(signal.SIGTERM)
-        assert program.wait(10) == -signal.SIGTERM
+        assert program.wait(100) == -signal.SIGTERM
     with pytest.raises(subprocess.TimeoutExpired):
         run_program(["-c", "import time; time.sleep(60)"], timeout=0.1)
 
 
 def test_commands_of_a_shell(tmp_path: Path) -> None:
     path = os.pathsep.join([str(write_commands(tmp_path / "commands")), os.environ["PATH"]])
-    told = {"capture_output": True, "text": True, "cwd": tmp_path, "env": os.environ | {"PATH": path}, "timeout": 60}
+    told = {"capture_output": True, "text": True, "cwd": tmp_path, "env": os.environ | {"PATH": path}, "timeout": 300}
     words = """
     echo given | python -c 'import sys; print(sys.argv[1], input(), "torch" in sys.modules)' a
     energon-lite --version

@@ -65,8 +65,9 @@ class ProfileWindow:
             self._profiler.start()
             if self.memory:
                 torch.cuda.memory._record_memory_history()
-        # The clock of the passes is local to this machine; traces of several machines need wall-clock time.
-        offset = time.time() - time.perf_counter()
+        # The clock of the passes is local to this machine; traces of several machines need wall-clock time. A process
+        # that loses its core between the two readings has too small a difference.
+        offset = max(time.time() - time.perf_counter() for _ in range(5))
         with torch.profiler.record_function(f"step {number}"):
             yield lambda action, began, ended: self._note(number, action, began + offset, ended + offset)
         if number == self.window[1]:

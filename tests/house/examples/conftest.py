@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,5 +17,5 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> RunRanks:
-    """``run_ranks(world, fn, timeout=60)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
-    return lambda world, fn, timeout=60.0: run(world, fn, folder=tmp_path, timeout=timeout)
+    """``run_ranks(world, fn, timeout=300)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
+    return partial(run, folder=tmp_path)

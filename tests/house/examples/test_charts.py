@@ -22,6 +22,7 @@ from examples.charts.questions import KINDS, ask
 from examples.charts.recipes import BLEND, recipes
 from examples.demo import blend
 from examples.demo.steps import Steps
+from tests.trainer.parallel.rank_processes import RunRanks
 
 CONFIG = Path(__file__).parents[3] / "examples" / "configs" / "charts.yaml"
 CHART = Chart(("red", "blue", "green"), (3, 7, 1))
@@ -131,7 +132,7 @@ def test_the_configuration_fits_the_run() -> None:
     assert steps.resume < steps.kill < steps.total
 
 
-def test_it_trains_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_and_answers(run_ranks: RunRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     for recipe in recipes(train=12, held_out=2):
         small = {split: list(samples)[:24] for split, samples in recipe.splits.items()}
@@ -141,8 +142,12 @@ def test_it_trains_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(CONFIG.parents[2])
     settings = ["train.steps=3", "train.save_every=3", "train.eval_every=3", "data.workers=0", "model.num_layers=2"]
     settings += [f"output={tmp_path / 'run'}", f"data.path={data / 'blend.yaml'}", "data.micro_batch_size=8"]
-    with Trainer(load_config(CONFIG, settings)) as trainer:
-        assert trainer.run() == 3
+
+    def train(rank: int) -> int:
+        with Trainer(load_config(CONFIG, settings)) as trainer:
+            return trainer.run()
+
+    assert run_ranks(1, train) == [3]
     newest = latest_checkpoint(tmp_path / "run" / "checkpoints")
     assert newest is not None
     answers = answering.answer_held_out(data / "charts", Path(newest))

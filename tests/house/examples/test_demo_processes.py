@@ -12,11 +12,14 @@ import pytest
 
 from examples.demo.processes import KillWatcher, children, is_alive, rank_process
 
-# Starts ranks as torchrun does, the last one first, so that order does not tell who is who; waits for them all.
+# Starts ranks as torchrun does, the last one first, so that order does not tell who is who; when all run, says so.
 LAUNCHER = """
 import os, subprocess, sys
-sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-ranks = [subprocess.Popen(sleeper, env=os.environ | {"RANK": str(rank)}) for rank in (2, 1, 0)]
+sleeper = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(1000)"]
+pipe = subprocess.PIPE
+ranks = [subprocess.Popen(sleeper, env=os.environ | {"RANK": str(rank)}, stdout=pipe) for rank in (2, 1, 0)]
+for rank in ranks:
+    rank.stdout.readline()
 print("started", flush=True)
 codes = [rank.wait() for rank in ranks[:1]]
 for rank in ranks[1:]:
@@ -77,7 +80,7 @@ def test_the_watcher_kills_the_rank_when_the_step_is_done_and_only_once(
     append(metrics, 5)
     watcher.look(launcher.pid)
     assert watcher.kill is kill
-    assert launcher.wait(timeout=20) == 1
+    assert launcher.wait(timeout=100) == 1
     assert kill.survivors(patience=10.0) == []
     assert not is_alive(last)
 
@@ -93,7 +96,7 @@ def test_survivors_are_reported(launcher: subprocess.Popen[str], tmp_path: Path)
 
 def test_a_process_that_has_ended_is_not_alive() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         # Nobody has waited for it yet, so it is still in the table of processes.
         while is_alive(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -127,7 +127,7 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     config.parent.mkdir(parents=True)
     config.write_bytes((EXAMPLES / "configs/finetune-chat.yaml").read_bytes())
     command = [str(EXAMPLES / "train.py"), str(config), "variant=toy", "train.steps=6"]
-    done = run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
     overrides = ["variant=toy", "train.steps=10", "train.eval_every=10", "mesh.tp=2", "data.workers=0"]

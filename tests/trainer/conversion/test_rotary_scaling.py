@@ -10,11 +10,12 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from energon_lite.trainer.conversion.language_config import huggingface_config
+from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.llama import LlamaModel
@@ -27,6 +28,8 @@ from tests.trainer.conversion.small_models import configs, scalings
 @contextmanager
 def in_double() -> Iterator[None]:
     """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
+    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
+        getattr(transformers, kind.name)
     with ExitStack() as stack:
         for owner, name, wide in (
             (torch, "float", torch.float64),

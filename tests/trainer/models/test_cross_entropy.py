@@ -59,6 +59,7 @@ def test_a_compiled_loss_is_the_same(monkeypatch: pytest.MonkeyPatch, chunk: int
 
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: real(function, backend=backend))
+    torch._dynamo.reset()
     torch.manual_seed(3)
     made = []
     for compiled in (False, True):

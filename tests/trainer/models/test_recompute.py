@@ -103,6 +103,7 @@ def test_a_budget_needs_the_compiler() -> None:
 def test_a_smaller_budget_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the compiler's graphs hand from the forward to the backward pass."""
     compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)  # the models set it
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda module: compiled(module, backend="aot_eager_decomp_partition")
     )
@@ -121,5 +122,4 @@ def test_a_smaller_budget_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model.layers["0"](x, sequence_part(128, CONFIG, model.mesh))
         kept.append(sum(size for place, size in sizes.items() if place not in own))
-    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)
     assert kept[1] < 0.5 * kept[0]

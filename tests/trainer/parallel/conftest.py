@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> RunRanks:
-    """``run_ranks(world, fn, timeout=120)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
+    """``run_ranks(world, fn, timeout=300)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
     return partial(run, folder=tmp_path)
 
 
@@ -44,7 +44,7 @@ def s3_port() -> Iterator[int]:
     )
     server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while socket.socket().connect_ex(("127.0.0.1", port)):
             assert server.poll() is None and time.monotonic() < deadline, "moto's server does not start"
             time.sleep(0.1)

@@ -22,10 +22,16 @@ import torch.distributed as dist
 
 Job = Callable[[int], Any]
 DIED = (False, "died without a word")
+#: Seconds after which ranks that hang are killed; a machine that is busy slows others down, and should kill none.
+LIMIT = 300.0
+#: Seconds that a collective waits for a peer.
+GROUP_LIMIT = 240.0
+#: Seconds that the others have to say what they saw when one has failed; while that one lives, they may hang.
+MOMENT = 20.0
 
 
 class RunRanks(Protocol):
-    def __call__(self, world: int, fn: Job, timeout: float = 120.0) -> list[Any]: ...
+    def __call__(self, world: int, fn: Job, timeout: float = LIMIT, *, moment: float = MOMENT) -> list[Any]: ...
 
 
 class RankFailure(AssertionError):
@@ -36,7 +42,9 @@ class RankFailure(AssertionError):
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())))
 
 
-def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path, group: bool = True) -> list[Any]:
+def run_ranks(
+    world: int, fn: Job, timeout: float = LIMIT, *, folder: Path, group: bool = True, moment: float = MOMENT
+) -> list[Any]:
     """``[fn(0), ..., fn(world - 1)]``, called at once on the ranks of a group.
 
     Args:
@@ -45,6 +53,7 @@ def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path, grou
         folder: for a temporary folder in which the ranks meet.
         group: make a process group of them; without it, ``fn`` makes its own.
         timeout: seconds until all are killed.
+        moment: the same, once a rank has failed.
 
     Raises:
         RankFailure: any rank raised, died or was still running at the end.
@@ -64,7 +73,7 @@ def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path, grou
     for _, write in pipes:
         write.close()
     try:
-        results, failures = _collect([read for read, _ in pipes], processes, timeout)
+        results, failures = _collect([read for read, _ in pipes], processes, timeout, moment)
         for rank in set(range(world)) - results.keys() - failures.keys():
             failures[rank] = "still running at the end; killed\n" + _stacks(processes[rank].pid, room, rank)
     finally:
@@ -82,7 +91,7 @@ def run_ranks(world: int, fn: Job, timeout: float = 120.0, *, folder: Path, grou
 
 
 def _collect(
-    readers: list[Connection], processes: list[ForkProcess], timeout: float
+    readers: list[Connection], processes: list[ForkProcess], timeout: float, moment: float
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """Results and failures by rank, until all have spoken or time is up."""
     results: dict[int, Any] = {}
@@ -105,7 +114,7 @@ def _collect(
             (results if good else failures)[rank] = value
             if not good:
                 # The others will fail too, or hang; they get a moment to say what they saw.
-                deadline = min(deadline, time.monotonic() + 3.0)
+                deadline = min(deadline, time.monotonic() + moment)
     return results, failures
 
 
@@ -143,7 +152,8 @@ def _rank_main(
     try:
         if world > 1 and group:
             store = dist.FileStore(str(room / "meeting"), world)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+            limit = timedelta(seconds=GROUP_LIMIT)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
         message = pickle.dumps((True, fn(rank)))
     except BaseException:
         message = pickle.dumps((False, traceback.format_exc()))

@@ -33,6 +33,8 @@ class Counted:
 
     def __init__(self, mesh: ParallelMesh, **shape: Any):
         self.graphs = 0
+        torch._dynamo.reset()  # of the process that this one was forked from
+        torch._dynamo.utils.counters.clear()
         compiled = torch.nn.Module.compile
 
         def keep(graph: torch.fx.GraphModule, inputs: object) -> Any:

@@ -12,11 +12,14 @@ import pytest
 TRIALS = 2
 
 # Late: gloo's threads get the processor only when nobody else wants it, and all share one. The interpreter ends slowly:
-# while it sleeps in the middle of ending, they go on. With destroy_process_group alone, nearly every trial dies.
+# while it sleeps in the middle of ending, they go on. With destroy_process_group alone, nearly every trial dies. On a
+# busy machine they get it after many seconds, for which the limit of the wait must leave time.
 SCRIPT = """
 import os, sys, time
 import torch, torch.distributed as dist
-from energon_lite.trainer.parallel.mesh import end_process_group
+from energon_lite.trainer.parallel import mesh
+
+mesh._LIMIT = 1000.0
 
 class EndsSlowly:
     def __init__(self):
@@ -43,9 +46,8 @@ for trial in range(trials):
             everyone, group = dist.group.WORLD, dist.new_group([0, 1])
             dist.all_reduce(torch.ones(1), group=group)
             be_late()
-            for _ in range(3):
-                dist.all_reduce(torch.ones(1), group=group)
-            end_process_group()
+            dist.all_reduce(torch.ones(1), group=group)
+            mesh.end_process_group()
             ends_slowly = EndsSlowly()
             sys.exit(0)
     died += sum(os.waitpid(rank, 0)[1] != 0 for rank in ranks)
@@ -57,6 +59,6 @@ print(died)
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux' scheduling classes")
 def test_an_interpreter_ends_well_after_late_threads(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), str(TRIALS)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(TRIALS)], capture_output=True, text=True, timeout=400
     )
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr

@@ -45,7 +45,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     # Not while training goes on: the second checkpoint is to be there, and the fourth not.
     config = make_config(blend, tmp_path / "killed", tp=2, workers=1, async_save=False)
     with pytest.raises(RankFailure) as failure:
-        run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)))
+        run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)), moment=1.0)
     assert "died without a word" in failure.value.by_rank[3]
     newest = latest_checkpoint(tmp_path / "killed/checkpoints")
     assert newest is not None and newest.name == "step-00000002"
@@ -220,7 +220,7 @@ def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blen
         config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 2, image_size: 4}\n")
         command = [str(Path(__file__).parents[3] / f"examples/{script}.py"), str(config)]
         overrides = [f"output={tmp_path / script}", "train.steps=3", "data.workers=1", "model.num_kv_heads=2"]
-        done = run_program([*command, *overrides], capture_output=True, text=True, timeout=100)
+        done = run_program([*command, *overrides], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert script != "train" or "step 3 of 3: loss" in done.stderr, "an example shows its progress"
         found.append([entry["loss"] for entry in metrics(tmp_path / script)])
@@ -228,7 +228,7 @@ def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blen
     assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
     script, prompts = Path(__file__).parents[3] / "examples/generate.py", ["white", "a"]
     command = [str(script), str(tmp_path / "train/checkpoints"), *prompts, "--max-new-tokens=3"]
-    done = run_program(command, capture_output=True, text=True, timeout=100)
+    done = run_program(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("white") and "\na" in done.stdout
 

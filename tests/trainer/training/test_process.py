@@ -55,7 +55,7 @@ def test_the_attention_that_is_used_is_told_once(
     caplog.set_level(logging.INFO)
     for visible in (True, False):
         prepare_attention(config(), torch.device("cpu"), visible=visible)
-    (line,) = caplog.messages
+    (line,) = (record.message for record in caplog.records if record.name == process.__name__)
     assert line == f"attention: sdpa; deterministic: {deterministic}"
 
 
