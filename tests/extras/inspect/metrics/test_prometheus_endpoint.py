@@ -104,8 +104,8 @@ def test_one_who_says_nothing_does_not_keep_others_waiting() -> None:
 
 
 def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
-    with PrometheusEndpoint(0) as endpoint:
-        port = int(endpoint.url.split(":")[2].split("/")[0])
+    port = free_port()
+    with PrometheusEndpoint(port):
         with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{port}"):
             PrometheusEndpoint(port)
     with PrometheusEndpoint(port):
