@@ -250,6 +250,13 @@ class BatchRunner(JobRunner):
             every = self.hooked(zip(together, keys, leaves, addresses, strict=True), context)
         if every is not together and not attempt and not self.samples_draw and self.services.store is None:
             every = self._watched(every, addresses, context, batch_index)
+        if not isinstance(every, list):
+            left, done = iter(every), list[Any]()
+            for sample in left:
+                done.append(sample)
+                if type(sample) is Rejected:
+                    break  # its replacements are made before the other samples
+            every = done if len(done) == len(addresses) else chain(done, left)
         if isinstance(every, list) and Rejected not in map(type, every):
             outcomes += map(_LEAF_OF, addresses)
             return every, addresses

@@ -313,16 +313,21 @@ class JobRunner(HookSteps):
             FatalSampleError: as :meth:`guarded`.
         """
         observers = self.services.observers
+        hooks = self.sample_hooks
+        fine: type[Any] | None = None  # the type of the last result that was checked
         for sample, name, leaf, context.address in samples:
             try:
-                for stage, function, is_seeded in () if type(sample) is Rejected else self.sample_hooks:
+                for stage, function, is_seeded in () if type(sample) is Rejected else hooks:
                     if observers:
                         self.tell(stage, leaf, name)
                     if is_seeded and context.seeds:
                         context.seed_globals()
                     value = function(sample)
-                    if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
-                        self._check(value, stage, self._whose(name, leaf), (sample,))
+                    if type(value) is not fine:
+                        if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                            self._check(value, stage, self._whose(name, leaf), (sample,))
+                        else:
+                            fine = type(value)
                     sample = value
             except Exception as error:
                 sample = self._rejected(error, stage, leaf, name, sample)
