@@ -1,8 +1,8 @@
 """Objects of a store with checksums, which any number of processes read, write and clean up at the same time.
 
 Objects are put as a whole, so racing writers need nothing. An object is in one of 256 folders, each of which may have a
-256th of the bytes: a writer lists one of them, when it has written its share of it, or when it seems full. Writers that
-list at the same time may exceed the limit by their shares, until the next of them lists.
+256th of the bytes: a writer lists one of them, when it has written its share of it, or when it seems full. Processes
+that list at the same time may exceed the limit by their shares, until the next of them lists.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -73,6 +74,7 @@ class CheckedBucket:
         self._distances = distances
         self._near = dict[str, float | None]()  # by folder, see to_remove()
         self._folders = dict[str, tuple[int, int]]()  # bytes, and those that may be written before it is listed again
+        self._written = Counter[str]()  # bytes that threads write at present: a listing may be without them
         self._error: Exception | None = None
         try:
             put_bytes(self.path, _MARK, b"")
@@ -128,14 +130,18 @@ class CheckedBucket:
         return True
 
     def _put(self, threads: _Threads, path: str, data: bytes, distance: float) -> None:
+        folder, size = path[:2], 0
         try:
             with threads.lock:
-                has_room = self._reserve(path[:2], len(data), distance)
-            if has_room:
+                size = len(data) if self._reserve(folder, len(data), distance) else 0
+                self._written[folder] += size
+            if size:
                 put_bytes(self.path, path, data)
         except (DatasetError, OSError) as error:
             self._error = error
         finally:
+            with threads.lock:
+                self._written[folder] -= size
             threads.waiting.release()
 
     def _reserve(self, folder: str, size: int, distance: float) -> bool:
@@ -150,7 +156,7 @@ class CheckedBucket:
     def _make_room(self, folder: str, size: int, distance: float) -> int:
         """List a folder, and remove objects if it is full; return the bytes that stay."""
         there = {f"{folder}/{name}": int(info.get("size") or 0) for name, info in list_files(self.path, folder).items()}
-        total = sum(there.values())
+        total = sum(there.values()) + self._written[folder]
         if total + size <= self._limit:
             return total
         kept = [name for name in there if name.split("/")[1] == self._kept]

@@ -24,7 +24,7 @@ def step(capacity):
 
 def built_once(capacity):
     print("built")
-    time.sleep(0.3)
+    time.sleep(1)
     return lambda: np.ones(capacity << 17)
 
 def grows(capacity, kept=[]):
@@ -61,7 +61,7 @@ def profile(*arguments: object) -> tuple[int, str]:
     return command("profile", *arguments)
 
 
-def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 30) -> Outcome:
+def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 300) -> Outcome:
     return run_trial(Trial(f"steps_here:{function}", capacity, steps, "cpu", limit), timeout)
 
 
@@ -96,7 +96,7 @@ def test_memory_that_is_kept_from_step_to_step_counts() -> None:
 
 def test_what_is_built_is_not_timed() -> None:
     found = one("built_once", steps=3)
-    assert found.fits and 0 < found.seconds < 0.3
+    assert found.fits and 0 < found.seconds < 1
 
 
 @pytest.mark.parametrize("function", ["is_killed", "has_no_memory"])

@@ -17,6 +17,14 @@ from energon_lite.extras.blends import forks
 from energon_lite.extras.blends.forks import done_by_forks
 from tests.testing import examples
 
+#: Children that earlier tests have left.
+OTHERS = set[Any]()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    OTHERS.update(multiprocessing.active_children())
+
 
 @settings(max_examples=examples(25))
 @given(st.integers(0, 40), st.integers(1, 5))
@@ -25,7 +33,7 @@ def test_all_of_it_in_order(count: int, processes: int) -> None:
     found = done_by_forks(lambda number: (number, "x" * 50_000), count, processes, told.append)
     assert [number for number, _ in found] == list(range(count))
     assert told == sorted(told) and len(told) == len(range(0, count, processes))
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_others_work_too() -> None:
@@ -35,7 +43,7 @@ def test_others_work_too() -> None:
     def work(number: int) -> int:
         if os.getpid() not in began:  # the first piece of each process waits for the other processes
             began.add(os.getpid())
-            meeting.wait(timeout=30)
+            meeting.wait(timeout=120)
         return os.getpid()
 
     assert len(set(done_by_forks(work, 20, 4))) == 4
@@ -72,7 +80,7 @@ def test_what_goes_wrong_there_is_done_here(
         return number
 
     assert done_by_forks(work, 20, 3) == list(range(20))
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
@@ -87,7 +95,7 @@ def test_fewer_processes_than_asked_for(monkeypatch: pytest.MonkeyPatch, allowed
 
     monkeypatch.setattr(os, "fork", limited)
     assert done_by_forks(lambda number: number, 20, 4) == list(range(20))
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 19])
@@ -98,7 +106,7 @@ def test_an_error_is_raised_here(number: int) -> None:
 
     with pytest.raises(KeyError, match=str(number)):
         done_by_forks(work, 20, 3)
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_an_interrupt_leaves_nobody() -> None:
@@ -111,7 +119,7 @@ def test_an_interrupt_leaves_nobody() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         done_by_forks(work, 20, 3)
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_nobody_stays_when_the_one_that_waits_is_killed(tmp_path: Path) -> None:
@@ -132,7 +140,7 @@ def test_nobody_stays_when_the_one_that_waits_is_killed(tmp_path: Path) -> None:
     comes_true(lambda: not any(map(runs, forked)))
 
 
-def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def comes_true(condition: Callable[[], bool], seconds: float = 80.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -215,7 +215,7 @@ def test_many_processes_make_it_once(
     processes = [context.Process(target=_open, args=(queue,)) for _ in range(4)]
     for process in processes:
         process.start()
-    digests = {queue.get(timeout=30) for _ in processes}
+    digests = {queue.get(timeout=120) for _ in processes}
     for process in processes:
         process.join()
     assert len(digests) == 1 and len(list((tmp_path / "notes").iterdir())) == 3
@@ -224,11 +224,11 @@ def test_many_processes_make_it_once(
 def test_killed_half_way(upload: object, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
     with monkeypatch.context() as patch:
-        slow = index_sqlite.DATABASE._replace(scans=lambda *_: time.sleep(60))
+        slow = index_sqlite.DATABASE._replace(scans=lambda *_: time.sleep(200))
         patch.setattr(index_sqlite, "DATABASE", slow)  # the database has been copied
         process = multiprocessing.get_context("fork").Process(target=_open, args=(None,))
         process.start()
-        folder, deadline = tmp_path / "cache/index", time.monotonic() + 30
+        folder, deadline = tmp_path / "cache/index", time.monotonic() + 120
         while not list(folder.glob(".energon.sqlite*.tmp")):
             assert time.monotonic() < deadline and process.is_alive()
             time.sleep(0.01)

@@ -70,7 +70,7 @@ def run(make: Data, args: Arguments, **roles: Any) -> list[list[float]]:
         )
 
     provider.is_distributed = True  # type: ignore[attr-defined]
-    return run_ranks(args.layout.world, lambda rank: pretrain(provider, args), 20, folder=args.log)
+    return run_ranks(args.layout.world, lambda rank: pretrain(provider, args), 120, folder=args.log)
 
 
 def expected(make: Data, args: Arguments, count: int) -> list[list[str]]:

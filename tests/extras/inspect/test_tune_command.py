@@ -69,7 +69,7 @@ def test_it_proposes_workers(folder: Path) -> None:
 
 
 def test_what_takes_too_much_memory_is_not_proposed(folder: Path) -> None:
-    given = ["--task-encoder", "tuned_encoders:Hungry", "--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
+    given = ["--task-encoder", "tuned_encoders:Hungry", "--seconds", 12, "--most-workers", 1, "--no-threads", "--json"]
     limit = memory_of(os.getpid()) + (150 << 20)
     found = tune(folder, *given, "--memory-limit", limit)
     assert found.exit_code == 0, found.output

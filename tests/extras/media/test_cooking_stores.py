@@ -152,7 +152,7 @@ def test_without_a_pool_and_with_another_one_batches_and_states_are_the_same(roo
 def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
     class Dies(Texts):
         def postencode_sample(self, sample: Cooked) -> TextSample:
-            if not (root / "died").exists() and sample.later.entry.send_to_cache_future.result(10):
+            if not (root / "died").exists() and sample.later.entry.send_to_cache_future.result(60):
                 (root / "died").touch()
                 os.kill(os.getpid(), 9)
             return super().postencode_sample(sample)

@@ -150,7 +150,7 @@ def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
         assert clip.equal(AVDecoder(io.BytesIO(data)).get_video_clips([(500, 502)])[0][0])
         assert size < len(data) // 20
     finally:
-        memory.rm("/far", recursive=True)
+        memory.store.clear()
 
 
 def test_forms(films: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import os
 from pathlib import Path
 
 import fsspec
+
+from energon_lite.extras.remote import checked_bucket
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -16,12 +18,17 @@ def size_of(paths: list[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def objects(expected: int | dict[str, bytes] | None = None) -> dict[str, bytes]:
-    """Objects in the bucket, once there are so many, or these: they are written in threads."""
-    fs, deadline = fsspec.filesystem("memory"), time.monotonic() + 20
-    while True:
-        names = [name for name in fs.find("/bucket/samples") if not name.endswith("energon_lite.store")]
-        found = {name: fs.cat_file(name) for name in names}
-        if expected in (None, len(found), found) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
+def wait_for_writers() -> None:
+    """Wait until threads have written all objects that this process has given to buckets."""
+    waiting = checked_bucket._threads(os.getpid()).waiting
+    for _ in range(checked_bucket._WAITING):
+        assert waiting.acquire(timeout=60)
+    waiting.release(checked_bucket._WAITING)
+
+
+def objects() -> dict[str, bytes]:
+    """Objects in the bucket, when all are written."""
+    wait_for_writers()
+    fs = fsspec.filesystem("memory")
+    names = [name for name in fs.find("/bucket/samples") if not name.endswith("energon_lite.store")]
+    return {name: fs.cat_file(name) for name in names}

@@ -64,7 +64,7 @@ def test_writers_race_in_a_bucket(bucket: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
     store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
-    assert len(objects(40)) == 40
+    assert len(objects()) == 40
     for name, value in values.items():
         assert bytes(store.find(store.file(name, name)) or b"") == value
 
@@ -75,18 +75,19 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
     values = [bytes([number]) * (1000 + 200 * number) for number in range(12)]
     limit = 2 * sum(map(len, values)) // 3
     random = Random(kills)
-
-    parent = os.getpid()
+    parent, (written, write) = os.getpid(), os.pipe()
 
     def start() -> int:
         order = random.sample(range(12), 12)
         if child := os.fork():
             return child
         try:
+            os.close(written)
             folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
             while os.getppid() == parent:  # which a limit of time may have ended
                 for number in order:
                     folder.write(folder.place(b"%d" % number), values[number])
+                    os.write(write, b"1")
         except BaseException as error:
             (tmp_path / "error").write_text(repr(error))
         finally:
@@ -95,6 +96,7 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
     folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
     writers, found = [start(), start()], Counter[bool]()
     for kill in range(kills):
+        os.read(written, 1 << 16)  # waits for one more file: else all might be killed before there is any
         time.sleep(0.004 * random.random())
         victim = writers.pop(0)
         os.kill(victim, signal.SIGKILL)
@@ -106,6 +108,8 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
     for victim in writers:
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
+    os.close(written)
+    os.close(write)
     assert [path.read_text() for path in tmp_path.glob("error")] == []
     assert not folder.damaged and min(found[True], found[False]) > kills // 20
     assert sum(path.stat().st_size for path in files_in(tmp_path / "store")) <= limit + 2 * len(values[-1])

@@ -26,15 +26,15 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.extras.remote import file_versions, remote_files, store_tries
+from energon_lite.extras.remote import file_versions, store_tries
 from energon_lite.extras.remote.remote_files import list_files, read_range, tried
-from energon_lite.storage.files import retries
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.extras.remote.conftest import Clock
 
 URL = "memory://bucket/ten"
 
@@ -294,28 +294,6 @@ def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path
     record.write_text(text)
     assert len(WebdatasetSource.open(URL)) == 10
     assert record.read_text() != text
-
-
-class Clock:
-    """A clock that sleeping sets forward."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (remote_files, retries):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(store_tries, "_gave_up", {})
-    return clock
 
 
 def test_a_store_that_is_away_is_waited_for_once(

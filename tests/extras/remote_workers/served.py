@@ -72,7 +72,7 @@ def serving(dataset: SavableDataset, workers: int = 2, **options: Any) -> Iterat
         served.kill()
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(holds: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:

@@ -140,5 +140,6 @@ def test_a_link_that_is_cut_off_and_comes_back(link: Link, leaf_of: Any, tmp_pat
         server.kill()
         server.join()
     assert found == expected
-    assert max(waits) < (1.5 if local else 15)  # a second, on a machine that is busy
+    # A second, and what this machine needs besides, while there is the link.
+    assert max(waits) < (1.5 + 10 * max(waits[20:39]) if local else 15)
     assert local or max(waits) > 0.5  # it was cut off

@@ -68,10 +68,10 @@ def test_a_script_and_its_server(leaf_of: Any, tmp_path: Path) -> None:
         line = next(line for line in server.stderr if "fingerprint" in line)
         (address,) = re.findall(r"at (127\.0\.0\.1:\d+)", line)
         trained = subprocess.run(
-            [sys.executable, "my_train.py", address], stdout=subprocess.PIPE, timeout=60, **options
+            [sys.executable, "my_train.py", address], stdout=subprocess.PIPE, timeout=300, **options
         )
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
+        assert server.wait(120) == 0
     assert trained.returncode == 0 and trained.stdout.strip() == "[4, 4, 4, 4]"
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,13 @@ import torch
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError
-from energon_lite.extras.remote_workers import TcpWorkers
+from energon_lite.extras.remote_workers import TcpWorkers, mixed_pool
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
 from energon_lite.loading.executors.channels import PipeChannel
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.segments import mapped_at
 from tests.extras.remote_workers.served import Served, serving, until
-from tests.testing import ALONE, take
+from tests.testing import ALONE, in_time, take
 
 
 class Slow(TaskEncoder):
@@ -76,27 +77,28 @@ def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: p
                 addresses.write_text("\n".join(served.address for served in servers))
 
     config = WorkerConfig(0, 1, local, workers=TcpWorkers(file=addresses))
-    found, waits = [], []
+    found, waits, shooter = [], [], threading.Thread(target=fire)
     try:
         with get_savable_loader(_dataset(leaf, config)) as loader:
             iterator = iter(loader)
             found.append(_digest(next(iterator)))
-            shooter = threading.Thread(target=fire)
-            shooter.start()
             began = time.monotonic()
             for batch in iterator:
                 waits.append(time.monotonic() - began)
+                if len(waits) == 40:
+                    shooter.start()
                 found.append(_digest(batch))
                 time.sleep(0.005)
                 began = time.monotonic()
     finally:
         over.set()
-        shooter.join()
+        if shooter.ident:
+            shooter.join()
         for served in servers:
             served.signal(signal.SIGCONT)
             served.kill()
     assert found == _expected(leaf)
-    assert max(waits) < 1.5  # a second, on a machine that is busy
+    assert max(waits) < 1.5 + 10 * max(waits[20:40])  # a second, and what this machine needs without the fire
 
 
 def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +109,7 @@ def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.Log
             iterator = iter(loader)
             found = [_digest(batch) for batch in take(iterator, 6)]
             pool: Any = loader._workers.executor()
-            assert until(lambda: (pool.load() and len(pool._workers) == 2) or next(iterator) is None)
+            assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
             one.signal(signal.SIGSTOP)
             found += [_digest(batch) for batch in take(iterator, 6)]
             assert loader.stats()["worker_deaths"] == 0  # it is not yet dropped
@@ -192,7 +194,8 @@ def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 
 
 
 def test_local_workers_that_keep_up_do_all(leaf_of: Any) -> None:
-    assert set(_makers(leaf_of(50), 2, 0.002, 0.04)) == {"ProcessHandle"}
+    runs = ((0.04, 60), (0.4, 20))  # longer steps where others work on this machine
+    assert any(set(_makers(leaf_of(50), 2, 0.002, *run)) == {"ProcessHandle"} for run in runs)
 
 
 def test_the_pace_decides_by_rates() -> None:
@@ -214,9 +217,11 @@ def test_the_pace_decides_by_rates() -> None:
 
 
 def test_what_local_workers_cannot_do_in_time_goes_out(leaf_of: Any) -> None:
-    makers = _makers(leaf_of(50), 1, 0.02, 0.01, 120)
-    assert makers.count("TcpHandle") > len(makers) // 5
-    assert makers.count("ProcessHandle") > len(makers) // 4
+    for scale in (1, 5):  # longer jobs where others work on this machine
+        makers = _makers(leaf_of(50), 1, 0.02 * scale, 0.01 * scale, 120)
+        if makers.count("TcpHandle") > len(makers) // 5 and makers.count("ProcessHandle") > len(makers) // 4:
+            return
+    raise AssertionError(makers)
 
 
 def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
@@ -225,7 +230,7 @@ def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
 
 
 class SlowHere(Slow):
-    """Takes half a minute for a batch in the process that has the number."""
+    """Takes minutes for a batch in the process that has the number."""
 
     def __init__(self, folder: str):
         super().__init__(0.005)
@@ -236,17 +241,18 @@ class SlowHere(Slow):
             Path(self.folder, sample.__key__).mkdir()
         except FileExistsError:  # the second one who tries
             return super().encode_sample(sample)
-        time.sleep(30 if sample.__key__ == "a-7" else 0)
+        if sample.__key__ == "a-7":
+            time.sleep(200)
+            Path(self.folder, "has slept").mkdir()
         return super().encode_sample(sample)
 
 
 def test_a_late_job_is_given_to_a_second_worker(leaf_of: Any, tmp_path: Path) -> None:
     leaf, encoder = leaf_of(50), SlowHere(str(tmp_path))
     with serving(_with(encoder, leaf, ALONE)) as served:
-        began = time.monotonic()
         with get_savable_loader(_with(encoder, leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
             assert [_digest(batch) for batch in loader] == _expected(leaf)
-        assert time.monotonic() - began < 15
+        assert not (tmp_path / "has slept").exists()
 
 
 def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> None:
@@ -261,7 +267,7 @@ def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> No
 def test_a_refusal_is_forgotten_when_a_worker_joins(
     leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server of other code is replaced by one of ours. When that ends, too, the trainer waits for the next."""
+    """A server of other code comes, and is replaced by one of ours. When that ends, too, the trainer waits."""
     leaf, addresses, servers = leaf_of(50), tmp_path / "servers", list[Served]()
 
     def serve(batch_size: int = 2) -> None:
@@ -270,11 +276,11 @@ def test_a_refusal_is_forgotten_when_a_worker_joins(
 
     try:
         serve()
-        serve(batch_size=3)
         config = WorkerConfig(0, 1, workers=TcpWorkers(file=addresses))
         with get_savable_loader(_dataset(leaf, config)) as loader:
             iterator = iter(loader)
             found = [_digest(next(iterator))]
+            serve(batch_size=3)
             assert until(lambda: f"{servers[1].address} is not used" in caplog.text)
             servers.pop().kill()
             serve()
@@ -296,10 +302,8 @@ def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, serving(_dataset(leaf, ALONE)) as served:
         addresses = [f"127.0.0.1:{silent.getsockname()[1]}", served.address]
         config = WorkerConfig(0, 1, workers=TcpWorkers(addresses))
-        began = time.monotonic()
         with get_savable_loader(_dataset(leaf, config)) as loader:
-            assert [_digest(batch) for batch in loader] == _expected(leaf)
-        assert time.monotonic() - began < 10
+            assert in_time(lambda: [_digest(batch) for batch in loader], 60) == _expected(leaf)
 
 
 # -- the process that receives ----------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ def test_a_receiver_that_is_killed_or_stopped_is_replaced(
                     pool: Any = loader._workers.executor()
                     receiver = pool._source._process
                     receiver.send_signal(hit)
-        assert receiver.wait(10) and pool._source._process.wait(10)  # none is left
+        assert receiver.wait(60) and pool._source._process.wait(60)  # none is left
     assert found == _expected(leaf)
     assert f"ended with status {-signal.SIGKILL}; it is replaced" in caplog.text
 
@@ -355,13 +359,14 @@ def test_a_trainer_that_waits_is_woken_by_events_only(leaf_of: Any) -> None:
     assert woken and all(woken)
 
 
-def test_a_job_is_late_only_if_recent_ones_were_shorter() -> None:
+def test_a_job_is_late_only_if_recent_ones_were_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_pool, "time", SimpleNamespace(monotonic=lambda: 100.0))
     pool: Any = object.__new__(MixedPool)
     first, second = (RemoteHandle(number, PipeChannel.__new__(PipeChannel), "here") for number in range(2))
     pool._workers, pool._options, pool._seconds, pool._longest = [first, second], PoolOptions(), 0.04, 1.0
     pool._jobs = dict.fromkeys([7, 8])
     first.tickets.extend([7, 8])
-    first.since = time.monotonic() - 0.8
+    first.since = 100.0 - 0.8
 
     def late(ticket: int) -> float:
         pool._awaited = ticket
@@ -369,7 +374,7 @@ def test_a_job_is_late_only_if_recent_ones_were_shorter() -> None:
         assert worker is second
         return float(seconds)
 
-    assert 0.2 < late(7) <= 0.7  # others have taken a second
+    assert late(7) == pytest.approx(0.7)  # others have taken a second
     assert late(8) == 0.0  # it waits behind such a job
     first.since -= 1.0
     assert late(7) == 0.0

@@ -81,7 +81,7 @@ def test_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     """Also more ranks than blocks. Threads stand for ranks here."""
     build_blend_index([2, 1, 0.1], N, tmp_path / "one", workers=1)
-    barrier = threading.Barrier(ranks, timeout=20)
+    barrier = threading.Barrier(ranks, timeout=120)
 
     def build(rank: int) -> None:
         build_blend_index(

@@ -32,7 +32,8 @@ class Slow(DefaultTaskEncoder):
     decoder = None
 
     def encode_sample(self, sample):
-        time.sleep(0.4 if sample["__key__"] == "2" else 0)
+        while sample["__key__"] == "2" and not hangs:  # until somebody has heard of it
+            time.sleep(0.01)
         return sample
 
     def batch(self, samples):
@@ -49,7 +50,7 @@ loader = get_loader(packed)
 assert len(loader) == 6, len(loader)
 print(list(loader))
 slow = get_val_dataset(path, split_part="train", batch_size=4, task_encoder=Slow(), worker_config=config)
-print(list(get_loader(slow, watchdog_timeout_seconds=0.1)), hangs)
+print(list(get_loader(slow, watchdog_timeout_seconds=0.5)), hangs)
 """
 
 

@@ -42,7 +42,7 @@ def test_an_import_changes_nothing_and_reading_needs_no_database(
     connection.execute("BEGIN EXCLUSIVE")
     command = [sys.executable, "-c", PROGRAM, str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     connection.close()
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", "1", "2", "3", "4", "False"]

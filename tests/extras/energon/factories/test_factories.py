@@ -44,6 +44,7 @@ from energon_lite.extras.energon.factories.kinds import (
     get_dataset_type,
 )
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
+from energon_lite.storage.read import source as sources
 from tests.testing import ALONE, take
 
 
@@ -239,7 +240,8 @@ class Numbers:
         return {"n": index}
 
 
-def test_sources_of_ones_own_have_factories() -> None:
+def test_sources_of_ones_own_have_factories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_registered", {})
     energon_lite.register_source("numbers", lambda url, split_part: Numbers())
     document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     document["splits"] = {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}  # type: ignore[assignment]

@@ -9,6 +9,7 @@ import pytest
 
 from energon_lite.extras.inspect.bottleneck import LoaderSetup, Stretch, bottleneck
 from energon_lite.loading.executors.executor import WorkSum
+from tests import staged_limits
 from tests.staged_limits import CASES, Case, run, staged_loader
 
 
@@ -19,11 +20,12 @@ def texts(leaf_of: Any) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_limit_of_staged_cases(case: Case, texts: Path) -> None:
+def test_the_limit_of_staged_cases(case: Case, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
-    for _ in range(3):  # a machine on which others work may stand still for longer than all of it takes
+    for scale in (1, 4, 16):  # a machine on which others work may stand still for longer than all of it takes
+        monkeypatch.setattr(staged_limits, "SLOW", 2e-3 * scale)
         with staged_loader(case, texts) as loader:
-            found = run(case, loader)["bottleneck"]
+            found = run(case._replace(step=case.step * scale), loader)["bottleneck"]
         limits.append(found and found["limit"])
         if limits[-1] == case.limit:
             return
@@ -77,7 +79,7 @@ def test_a_run_is_judged_by_its_last_minute(texts: Path, monkeypatch: pytest.Mon
     slow, quick = (next(one for one in CASES if one.limit == limit) for limit in ("hooks", "trainer"))
     with staged_loader(slow, texts) as loader:
         assert run(slow, loader)["bottleneck"]["limit"] == "hooks"
-        monkeypatch.setattr("tests.staged_limits.SLOW", 0.0)
-        limits = [run(quick, loader, 20)["bottleneck"]["limit"] for _ in range(2)]
+        monkeypatch.setattr(staged_limits, "SLOW", 0.0)
+        limits = (run(quick._replace(step=step), loader, 20)["bottleneck"]["limit"] for step in (0.03, 0.03, 0.3))
         assert "trainer" in limits, loader.stats()
         assert loader.stats()["wait_seconds"] > 0.2  # which would be much, of all of it

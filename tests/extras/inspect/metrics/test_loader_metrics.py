@@ -143,7 +143,7 @@ class SkipsSome(Sleeps):
 
 def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with loader_of(leaf_of(30), encoder=SkipsSome(5e-3), log_every=10) as loader:
+    with loader_of(leaf_of(30), encoder=SkipsSome(2e-2), log_every=10) as loader:
         take(loader, 20)
     lines = [record.message for record in caplog.records if "the limit is hooks (" in record.message]
     assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)

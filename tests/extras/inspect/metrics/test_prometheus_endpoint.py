@@ -104,8 +104,8 @@ def test_one_who_says_nothing_does_not_keep_others_waiting() -> None:
 
 
 def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
-    with PrometheusEndpoint(0) as endpoint:
-        port = int(endpoint.url.split(":")[2].split("/")[0])
+    port = free_port()
+    with PrometheusEndpoint(port):
         with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{port}"):
             PrometheusEndpoint(port)
     with PrometheusEndpoint(port):
@@ -120,17 +120,20 @@ def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
 def test_a_forked_process_does_not_keep_the_port() -> None:
     port = free_port()
     endpoint = PrometheusEndpoint(port)
+    ready, begun = os.pipe()
     told, tell = os.pipe()
     child = os.fork()
     if not child:
+        os.write(begun, b"1")
         os.close(tell)
         os.read(told, 1)  # lives until the parent says so
         os._exit(0)
     try:
+        os.read(ready, 1)
         endpoint.close()
         endpoint.close()
         PrometheusEndpoint(port).close()
     finally:
-        os.close(tell)
-        os.close(told)
+        for end in (ready, begun, tell, told):
+            os.close(end)
         os.waitpid(child, 0)

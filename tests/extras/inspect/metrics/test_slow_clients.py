@@ -66,9 +66,7 @@ def test_many_slow_clients_take_few_threads_and_files(port: int) -> None:
 
 def test_who_sends_a_byte_now_and_then_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "PATIENCE", 0.5)
-    began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client, pytest.raises(OSError):
-        while time.monotonic() - began < 10:
+        for _ in range(100):  # which takes five seconds, or more
             client.send(b"G")
             time.sleep(0.05)
-    assert time.monotonic() - began < 5

@@ -66,9 +66,9 @@ class TestSteps:
     def test_nothing_is_gone_through(self, data: Path) -> None:
         site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), Keep()))
         site.answer(["step", "0"], "", "n")
-        began = time.monotonic()
+        began = time.process_time()
         site.answer(["step", str(10**9)], "", "n")
-        assert time.monotonic() - began < 5  # a thousandth of the way would take longer
+        assert time.process_time() - began < 5  # a thousandth of the way would take longer
 
     def test_before_and_after(self, data: Path) -> None:
         finder = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(split_part="val", batch_size=10))).finder

@@ -17,7 +17,7 @@ from tests.testing import alone
 class Sleeps(TaskEncoder):
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: Any) -> Any:
-        time.sleep(5e-3)
+        time.sleep(1e-2)
         return {"key": sample.__key__}
 
 
@@ -33,7 +33,7 @@ def test_no_more_than_the_hooks_allow_and_each_goes_on_where_the_last_one_stoppe
     places = list[int]()
     for setting in (Setting(0), Setting(2), Setting(2, start_method="thread")):
         speed = measure(setting)
-        most = 200 * max(1, setting.workers)
+        most = 100 * max(1, setting.workers)
         assert 0.1 * most < speed.samples < 1.1 * most and speed.batches == pytest.approx(speed.samples / 4)
         assert speed.limit is not None and speed.limit["limit"] == "hooks" and speed.memory > 0
         places.append(measure._state["position"])
@@ -56,14 +56,15 @@ def test_memory_of_a_process_and_its_children() -> None:
     leave, go = os.pipe()
     child = os.fork()
     if not child:
-        kept = bytearray(b"x") * (64 << 20)
+        kept = bytearray(b"x") * (256 << 20)
         os.write(told, kept[:1])
         os.close(go)
         os.read(leave, 1)
         os._exit(0)
     try:
         os.read(ready, 1)
-        assert memory_of(os.getpid()) - before > 60 << 20
+        # The share of this process in what it maps with others changes when such processes begin and end.
+        assert memory_of(os.getpid()) - before > 128 << 20
     finally:
         os.close(go)
         os.waitpid(child, 0)

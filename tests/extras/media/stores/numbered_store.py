@@ -30,7 +30,7 @@ class NumberedStore(FileStore[bytes]):
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         self.reads.append(key)
         if self.gate is not None:
-            self.gate.wait(10)
+            self.gate.wait(60)
         return value_of(key), source_of(key)
 
     def get_path(self) -> str:

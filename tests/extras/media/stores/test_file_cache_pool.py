@@ -45,7 +45,7 @@ def files(pool: FileStoreCachePool) -> list[int]:
 
 def fetched(lazy: Any) -> bool:
     """Whether it is on the disk, when its thread is done."""
-    found: bool = lazy.entry.send_to_cache_future.result(10)
+    found: bool = lazy.entry.send_to_cache_future.result(60)
     return found
 
 
@@ -222,7 +222,7 @@ from energon_lite.extras.media import FileStoreCachePool
 from tests.extras.media.stores.numbered_store import NumberedStore
 pool = FileStoreCachePool(parent_cache_dir=sys.argv[1], num_workers=1, max_cache_count=1)
 lazies = [pool.get_lazy(NumberedStore(), f"{n}-10") for n in range(9)]
-lazies[0].entry.send_to_cache_future.result(10)
+lazies[0].entry.send_to_cache_future.result(60)
 assert len(list(pool.cache_dir.iterdir())) == 1
 """
 
@@ -252,7 +252,7 @@ def test_many_threads(make: MakePool) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
     assert not wrong
     gc.collect()
