@@ -39,7 +39,7 @@ from remote_workers import _pictures, _workers
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.storage import SampleDecoder
 
-PICTURES, EPOCHS, BATCH, WORKERS = 400, 2, 32, 2
+PICTURES, EPOCHS, BATCH, WORKERS = 400, 8, 32, 2
 KINDS = ("local", "tcp", "ray", "streaming_split", "tf.data")
 
 
