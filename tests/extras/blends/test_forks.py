@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite.extras.blends import forks
 from energon_lite.extras.blends.forks import done_by_forks
-from tests.testing import examples
+from tests.testing import examples, until
 
 #: Children that earlier tests have left.
 OTHERS = set[Any]()
@@ -132,19 +132,12 @@ def test_nobody_stays_when_the_one_that_waits_is_killed(tmp_path: Path) -> None:
     waits = multiprocessing.get_context("fork").Process(target=done_by_forks, args=(work, 30, 3))
     waits.start()
     try:
-        comes_true(lambda: len(list(tmp_path.iterdir())) == 2)
+        assert until(lambda: len(list(tmp_path.iterdir())) == 2, 80)
     finally:
         waits.kill()
         waits.join()
     forked = [Path("/proc", path.name) for path in tmp_path.iterdir()]
-    comes_true(lambda: not any(map(runs, forked)))
-
-
-def comes_true(condition: Callable[[], bool], seconds: float = 80.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert until(lambda: not any(map(runs, forked)), 80)
 
 
 def runs(process: Path) -> bool:

@@ -6,10 +6,9 @@ import asyncio
 import gc
 import os
 import threading
-import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from fsspec.asyn import get_loop
 from energon_lite.extras.remote import fetches as module
 from energon_lite.extras.remote.fetches import Fetches
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange
+from tests.testing import until
 
 SHARD = ("s3://bucket/a.tar", ShardIdentity(1 << 40, 0))
 
@@ -122,25 +122,18 @@ def test_after_a_fork(kind: str) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
 @kinds
 def test_threads_end_when_there_is_nothing_to_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def use(fetches: Fetches) -> None:
         for first in (0, 40):  # threads that have ended begin again
             for number in range(first, first + 40):  # each is done at once, and nobody is busy then
                 fetches.wait(fetches.start(ranges(1, number)))
-                assert soon(lambda: not fetches._busy.is_set())
-            assert soon(lambda: fetches._watcher is None and not fetches._threads)
+                assert until(lambda: not fetches._busy.is_set(), 60)
+            assert until(lambda: fetches._watcher is None and not fetches._threads, 60)
 
     monkeypatch.setattr(module, "_IDLE", 0.05)
     fetches = Source(delay=0.0).fetches(kind)
     use(fetches)
     gone = weakref.ref(fetches)
     del fetches
-    assert soon(lambda: gc.collect() >= 0 and gone() is None)
+    assert until(lambda: gc.collect() >= 0 and gone() is None, 60)

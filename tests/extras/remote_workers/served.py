@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,3 @@ def serving(dataset: SavableDataset, workers: int = 2, **options: Any) -> Iterat
         if served.process.is_alive():
             served.signal(signal.SIGCONT)
         served.kill()
-
-
-def until(holds: Callable[[], bool], seconds: float = 120.0) -> bool:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()

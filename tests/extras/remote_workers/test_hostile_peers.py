@@ -23,8 +23,8 @@ from energon_lite.extras.remote_workers.handshake import RefusedError, greet, jo
 from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.server import jobs_in
 from energon_lite.loading.makers.batch_runner import Job
-from tests.extras.remote_workers.served import serving, until
-from tests.testing import ALONE, examples, nightly_but
+from tests.extras.remote_workers.served import serving
+from tests.testing import ALONE, examples, nightly_but, until
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)

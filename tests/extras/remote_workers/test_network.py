@@ -21,8 +21,7 @@ import torch
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.remote_workers import JobServer, TcpWorkers
-from tests.extras.remote_workers.served import until
-from tests.testing import ALONE
+from tests.testing import ALONE, until
 
 SECRET = b"0123456789abcdef"
 CLONE_NEWNET = 0x40000000

@@ -16,8 +16,7 @@ import torch
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import RayWorkers
-from tests.extras.remote_workers.served import until
-from tests.testing import ALONE, take
+from tests.testing import ALONE, take, until
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

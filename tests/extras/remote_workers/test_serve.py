@@ -18,8 +18,8 @@ from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
-from tests.extras.remote_workers.served import serving, until
-from tests.testing import ALONE, command, take
+from tests.extras.remote_workers.served import serving
+from tests.testing import ALONE, command, take, until
 
 SCRIPT = """
     import sys

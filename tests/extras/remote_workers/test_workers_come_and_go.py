@@ -25,8 +25,8 @@ from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, Remot
 from energon_lite.loading.executors.channels import PipeChannel
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.segments import mapped_at
-from tests.extras.remote_workers.served import Served, serving, until
-from tests.testing import ALONE, in_time, take
+from tests.extras.remote_workers.served import Served, serving
+from tests.testing import ALONE, in_time, take, until
 
 
 class Slow(TaskEncoder):

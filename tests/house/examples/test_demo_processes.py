@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from examples.demo.processes import KillWatcher, children, is_alive, rank_process
+from tests.testing import until
 
 # Starts ranks as torchrun does, the last one first, so that order does not tell who is who; when all run, says so.
 LAUNCHER = """
@@ -96,10 +96,7 @@ def test_survivors_are_reported(launcher: subprocess.Popen[str], tmp_path: Path)
 
 def test_a_process_that_has_ended_is_not_alive() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
-        deadline = time.monotonic() + 100
         # Nobody has waited for it yet, so it is still in the table of processes.
-        while is_alive(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not is_alive(process.pid)
+        assert until(lambda: not is_alive(process.pid), 100)
     assert not is_alive(process.pid)
     assert is_alive(os.getpid())
