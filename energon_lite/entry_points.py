@@ -281,7 +281,7 @@ def storage_guests() -> dict[str, str]:
 
     * ``index.sqlite``: a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`
     * ``jsonl``: makes a :class:`~energon_lite.storage.index.index_cache.FileIndex`
-    * ``url_files``: a :class:`~energon_lite.storage.files.urls.UrlFiles`
+    * ``url_files``: a :class:`~energon_lite.storage.files.byte_ranges.UrlFiles`
     * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
     * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`
     * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`

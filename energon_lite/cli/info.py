@@ -18,10 +18,9 @@ from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
-from energon_lite.documents.paths import absolute_path, local_path
+from energon_lite.documents.paths import absolute_path, is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts, weight_guest
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index, local_meta
 from energon_lite.storage.index.nv_meta import INFO_JSON, is_jsonl, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource
@@ -279,7 +278,7 @@ def _folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str
     for name in split.split_parts:
         shards = [shard for shard in split.shards(name) if shard in counts]
         splits[name] = {"shards": len(shards), "samples": sum(counts[shard] for shard in shards)}
-    index = None if is_remote(path) else find_index(path, counts)
+    index = None if is_url(path) else find_index(path, counts)
     return {
         "path": path,
         "prepared_by": _version(meta),

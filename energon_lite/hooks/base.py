@@ -37,8 +37,7 @@ from energon_lite.hooks.context import HookGenerator, current_context
 from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
 from energon_lite.hooks.marks import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.stores.file_store import FileStore
-from energon_lite.storage.stores.lazy import CachePool
+from energon_lite.storage.stores import CachePool, FileStore
 
 T = TypeVar("T")
 SampleT = TypeVar("SampleT", default=Any)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from energon_lite.errors import UsageError
 from energon_lite.hooks.global_generators import LendingScope, Marks, borrow
 from energon_lite.order.hashing import hash_ints, hash_next
-from energon_lite.storage.stores.lazy import CachePool, NoCachePool
+from energon_lite.storage.stores import CachePool, NoCachePool
 from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
 #: Tag of Python's stream, which keeps the streams apart.

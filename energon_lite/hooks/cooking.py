@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, cast, overload
 from energon_lite.errors import UsageError
 from energon_lite.hooks.marks import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
-from energon_lite.storage.stores.file_store import PrimaryFileStore
+from energon_lite.storage.stores import PrimaryFileStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -21,7 +21,7 @@ from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
 from energon_lite.loading.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
-from energon_lite.storage.files.urls import url_files
+from energon_lite.storage.files.byte_ranges import url_files
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, is_prepared, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming, data_digest, data_digests

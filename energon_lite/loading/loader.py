@@ -36,7 +36,7 @@ from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.observers import SampleStore
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.report import Report
-from energon_lite.storage.stores.lazy import CachePool, checked_pool
+from energon_lite.storage.stores import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
-from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
+from energon_lite.storage.stores import DecodeFileStore, FileStore
 
 
 class JoinGuest(NamedTuple):

@@ -58,15 +58,15 @@ from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import add_source_info as add_source_info
 from energon_lite.samples import edataclass as edataclass
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
-from energon_lite.storage.stores.file_store import DecodeFileStore as DecodeFileStore
-from energon_lite.storage.stores.file_store import FileStore as FileStore
-from energon_lite.storage.stores.file_store import FileStoreDecoder as FileStoreDecoder
-from energon_lite.storage.stores.file_store import PrimaryFileStore as PrimaryFileStore
-from energon_lite.storage.stores.lazy import CachePool as CachePool
-from energon_lite.storage.stores.lazy import DirectLazy as DirectLazy
-from energon_lite.storage.stores.lazy import Lazy as Lazy
-from energon_lite.storage.stores.lazy import MockLazy as MockLazy
-from energon_lite.storage.stores.lazy import NoCachePool as NoCachePool
+from energon_lite.storage.stores import CachePool as CachePool
+from energon_lite.storage.stores import DecodeFileStore as DecodeFileStore
+from energon_lite.storage.stores import DirectLazy as DirectLazy
+from energon_lite.storage.stores import FileStore as FileStore
+from energon_lite.storage.stores import FileStoreDecoder as FileStoreDecoder
+from energon_lite.storage.stores import Lazy as Lazy
+from energon_lite.storage.stores import MockLazy as MockLazy
+from energon_lite.storage.stores import NoCachePool as NoCachePool
+from energon_lite.storage.stores import PrimaryFileStore as PrimaryFileStore
 from energon_lite.worker_config import WorkerConfig as WorkerConfig
 
 from .compat.hooks import log_exception as log_exception

@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.extras.formats.byte_shards import damaged, replaced
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
-from energon_lite.storage.files.urls import is_remote
 
 #: The first and last bytes of a file.
 _MAGIC = b"PAR1"
@@ -118,7 +118,7 @@ class ParquetTable(_GroupTable):
             if size_of(self.path) != self.size or hashlib.sha256(self._footer()).hexdigest() != self.digest:
                 raise replaced(self.path)
             source = self.path
-            if is_remote(self.path):
+            if is_url(self.path):
                 source = pa.PythonFile(RangedFile(self.size, partial(read_bytes, self.path)), mode="r")
             file = pa.parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             self._open = owner, file
@@ -225,7 +225,7 @@ class ArrowTable(_GroupTable):
         return pa.Table.from_batches([records])
 
     def _bytes(self, pa: Any, message: _Message) -> Any:
-        if is_remote(self.path):
+        if is_url(self.path):
             return pa.py_buffer(read_bytes(self.path, message.offset, message.size))
         if self._open is None or self._open[0] != os.getpid():
             if size_of(self.path) != self.size:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import ShardChangedError, ShardFormatError
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import (
@@ -15,7 +16,6 @@ from energon_lite.storage.files.shard_store import (
     head_checksum,
     shared_store,
 )
-from energon_lite.storage.files.urls import is_remote
 
 #: Requests to a store at the same time.
 _TOGETHER = 16
@@ -51,7 +51,7 @@ def fetch(ranges: Sequence[Range]) -> list[bytes]:
         MissingShardError, ShardChangedError, DatasetError: as :meth:`ShardStore.read`.
     """
     store = shared_store()
-    if len(ranges) < 2 or not is_remote(ranges[0][0][0]):
+    if len(ranges) < 2 or not is_url(ranges[0][0][0]):
         return store.fetch(ranges)
     with ThreadPoolExecutor(min(_TOGETHER, len(ranges))) as pool:
         return [data for [data] in pool.map(lambda span: store.fetch([span]), ranges)]

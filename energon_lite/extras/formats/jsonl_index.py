@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, MissingShardError, NotPreparedError, ShardChangedError, counted
-from energon_lite.storage.files.byte_ranges import RangedFile, file_version, found_at, read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import RangedFile, file_version, found_at, read_bytes, size_of, url_files
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, folder_and_name
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.members import Int64
@@ -78,7 +78,7 @@ def index_of(path: str) -> JsonlIndex:
         NotPreparedError: there is no such file.
         DatasetError: the store does not answer.
     """
-    if is_remote(path):
+    if is_url(path):
         found = _found(path)
         return JsonlIndex(path, scan_remote_jsonl, f"{size_of(path, found)} {file_version(found)}")
     _check_there(path)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import (
     EmptyDatasetError,
     FatalSampleError,
@@ -33,7 +34,6 @@ from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
 from energon_lite.storage.files.atomic_file import only_one, write_bytes
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import Shard
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder
 
 #: Compressions with pyarrow's names for them.
@@ -104,7 +104,7 @@ def open_source(path: str, split_part: str) -> MdsSource:
     """Open the samples of a folder that has an ``index.json``; or, if it has folders for splits, of the split's
     folder."""
     folder = path.removeprefix("mds://").removesuffix(_INDEX).rstrip("/") or "."
-    if not is_remote(folder) and not os.path.isfile(os.path.join(folder, _INDEX)):
+    if not is_url(folder) and not os.path.isfile(os.path.join(folder, _INDEX)):
         names = _SPLITS.get(split_part, (split_part,))
         there = [name for name in names if os.path.isfile(os.path.join(folder, name, _INDEX))]
         if not there:
@@ -281,7 +281,7 @@ class MdsSource:
         else:
             path = os.path.join(folder, f"{file_version(status):016x}", file)
             packed_at = status.st_mtime_ns if isinstance(status, os.stat_result) else 0
-        for candidate in [path] if is_remote(beside) else [beside, path]:
+        for candidate in [path] if is_url(beside) else [beside, path]:
             there = os.stat(candidate) if os.path.isfile(candidate) else None
             if (
                 there is not None

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DataIndexError, ShardFormatError
 from energon_lite.extras.formats.byte_shards import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import map_file, missing, open_file, read_bytes, size_of
-from energon_lite.storage.files.urls import is_remote
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -149,7 +149,7 @@ class MegatronSource:
         return self._opened
 
     def _map(self) -> _Arrays:
-        if is_remote(self.path):
+        if is_url(self.path):
             data: Any = read_bytes(self._index_path, 0, self._size)
         else:
             try:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.documents.paths import missing_file_fix, static_folder
+from energon_lite.documents.paths import is_url, missing_file_fix, static_folder
 from energon_lite.errors import (
     DataIndexError,
     DatasetError,
@@ -33,7 +33,7 @@ from energon_lite.errors import (
 from energon_lite.extras.formats.arrow_files import ArrowTable, ParquetTable
 from energon_lite.extras.formats.byte_shards import damaged
 from energon_lite.extras.formats.held_tables import held_tables
-from energon_lite.storage.files.urls import is_remote, url_files
+from energon_lite.storage.files.byte_ranges import url_files
 
 #: Words for splits in names of files and folders, as used by Hugging Face.
 _SPLITS = {
@@ -67,7 +67,7 @@ def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[
     base, files = _matching(path, extensions)
     if not files:
         fix = f"files named {listed([f'*{extension}' for extension in extensions])} are read"
-        if not is_remote(path) and not has_magic(path):
+        if not is_url(path) and not has_magic(path):
             fix = missing_file_fix(path, fix)
         raise NotPreparedError("there are no files of this data set", where=path, fix=fix)
     splits = {file: _split_of(file[len(base) :]) for file in files}
@@ -88,7 +88,7 @@ def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[
 def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
     """A folder, and all files below it that a path matches."""
     base = static_folder(path)
-    if is_remote(path):
+    if is_url(path):
         if not has_magic(path):
             if path.endswith(extensions):
                 return base, [path]

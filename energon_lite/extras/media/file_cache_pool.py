@@ -20,8 +20,7 @@ from energon_lite.extras.media.daemon_threads import DaemonThreads
 from energon_lite.extras.media.kept_lazy import CacheEntry, CacheFileLazy, FileCacheLazy
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
-from energon_lite.storage.stores.file_store import FileStore
-from energon_lite.storage.stores.lazy import CachePool, Lazy
+from energon_lite.storage.stores import CachePool, FileStore, Lazy
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.samples import SourceInfo, add_source_info
-from energon_lite.storage.stores.lazy import Lazy, MockLazy, StoreEntry, direct
+from energon_lite.storage.stores import Lazy, MockLazy, StoreEntry, direct
 
 if TYPE_CHECKING:
     from energon_lite.extras.media.file_cache_pool import FileStoreCachePool

@@ -15,9 +15,10 @@ from urllib.parse import quote
 
 from typing_extensions import Self
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
 from energon_lite.storage.files.atomic_file import only_one, replacing
-from energon_lite.storage.files.urls import is_remote, url_files
+from energon_lite.storage.files.byte_ranges import url_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX
 
@@ -251,7 +252,7 @@ class MediaTable:
         opened: tuple[int, sqlite3.Connection] | None = getattr(self._own, "opened", None)
         if opened is not None and opened[0] == os.getpid():
             return opened[1]
-        path = _local_copy(self._root) if is_remote(self._root) else os.path.join(self._root, META_FOLDER, SQLITE_INDEX)
+        path = _local_copy(self._root) if is_url(self._root) else os.path.join(self._root, META_FOLDER, SQLITE_INDEX)
         if not os.path.isfile(path):
             raise UsageError("there is no media metadata", where=self._root, fix=_NO_TABLE)
         import sqlite3

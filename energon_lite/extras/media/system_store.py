@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from energon_lite.config.leaf_spec import AuxReference
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import ConfigError, DatasetError, EnergonLiteError, MissingEntryError, UsageError
 from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.extras.media.webdataset_store import JsonlFileStore, WebdatasetFileStore
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.byte_ranges import size_of
+from energon_lite.storage.files.byte_ranges import size_of, url_files
 from energon_lite.storage.files.retries import SHORTAGES, out_of
-from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
-from energon_lite.storage.stores.file_store import FileStore
+from energon_lite.storage.stores import FileStore
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ class SystemFileStore(FileStore[bytes]):
 
     def __init__(self, base_dir: str | os.PathLike[str] | None = None):
         text = None if base_dir is None else os.fspath(base_dir) if hasattr(base_dir, "__fspath__") else str(base_dir)
-        self.base_dir: str | None = text if text is None or is_remote(text) else text.removeprefix("file://")
+        self.base_dir: str | None = text if text is None or is_url(text) else text.removeprefix("file://")
         self._media: MediaTable | None = None
         if self.base_dir is not None:
-            if not is_remote(self.base_dir) and not os.path.isdir(self.base_dir):
+            if not is_url(self.base_dir) and not os.path.isdir(self.base_dir):
                 raise DatasetError("there is no such folder", where=self.base_dir, fix="check the path")
             self._media = MediaTable(self.base_dir)
 
@@ -72,7 +72,7 @@ class SystemFileStore(FileStore[bytes]):
         """The full path of a key. It must not lead out of the folder: keys come from data."""
         if self.base_dir is None:
             return key
-        if is_remote(self.base_dir):
+        if is_url(self.base_dir):
             inside = posixpath.normpath(f"/{key}".replace("//", "/"))
             leads_out = posixpath.normpath(key).split("/", 1)[0] == ".." or key.startswith("/")
             path = self.base_dir.rstrip("/") + inside
@@ -90,7 +90,7 @@ class SystemFileStore(FileStore[bytes]):
 
     def _read(self, path: str, key: str, offset: int, size: int | None) -> bytes:
         def read() -> bytes:
-            if is_remote(path):
+            if is_url(path):
                 files = url_files(path)
                 return files.read_file(path) if size is None else files.read_range(path, offset, size)
             with open(path, "rb") as file:

@@ -21,7 +21,7 @@ from energon_lite.extras.remote.file_versions import version_of
 from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, tried
 from energon_lite.extras.remote.remote_index import in_threads, scan_remote_shard
 from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
-from energon_lite.storage.files.urls import Listing
+from energon_lite.storage.files.byte_ranges import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan

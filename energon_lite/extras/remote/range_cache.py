@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.fetches import Fetch, Fetches
@@ -20,7 +21,6 @@ from energon_lite.extras.remote.remote_files import reads_in_loop
 from energon_lite.extras.remote.url_files import explained, read_in_loop
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, shared_store
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class RangeCache:
         if data is None:
             path, identity = one.shard
             error = self._failed.pop(one)
-            raise explained(error, path, identity.size) if is_remote(path) else error
+            raise explained(error, path, identity.size) if is_url(path) else error
         return data
 
     def _after_fork(self) -> None:
@@ -142,7 +142,7 @@ class RangeCache:
     def _from_folder(self, one: ShardRange) -> memoryview:
         assert self._folder is not None
         path, identity = one.shard
-        if is_remote(path) and not identity.version:  # the folder may have a range of an earlier object
+        if is_url(path) and not identity.version:  # the folder may have a range of an earlier object
             return memoryview(self._from_store(one))
         key = repr(tuple(one)).encode("utf-8", "surrogateescape")
         file = self._folder.place(key)
@@ -193,7 +193,7 @@ def _loop_of(one: ShardRange) -> Any:
     path = one.shard[0]
     key = os.getpid(), path[: path.find("://") + 1]
     if key not in _loops:
-        _loops[key] = reads_in_loop(path) if is_remote(path) else None
+        _loops[key] = reads_in_loop(path) if is_url(path) else None
     return _loops[key]
 
 

@@ -30,9 +30,9 @@ from energon_lite.storage.files.atomic_file import (
     temporary_path,
     write_bytes,
 )
+from energon_lite.storage.files.byte_ranges import Listing
 from energon_lite.storage.files.shard_store import changed_shard, head_checksum
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.files.urls import Listing
 from energon_lite.storage.index.index_cache import UrlDatasets, cache_folder, check_count, find_index, made_once
 from energon_lite.storage.index.nv_meta import (
     META_FOLDER,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
@@ -36,7 +37,6 @@ from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample,
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
 from energon_lite.order.orders import Order
 from energon_lite.storage.files.shard_store import COUNTS
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class _Opened(OpenedSampleStore):
     """
 
     def __init__(self, store: SampleStore, how: str, leaves: Sequence[Leaf], seed: int, order: Order):
-        kind = CheckedBucket if is_remote(store.folder) else CheckedFolder
+        kind = CheckedBucket if is_url(store.folder) else CheckedFolder
         options: dict[str, Any] = {"option": "sample_store", "kept": how, "distances": self._distances}
         self._folder = kind(store.folder, store.max_bytes, **options)
         self._leaves = leaves

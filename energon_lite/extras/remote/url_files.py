@@ -16,8 +16,8 @@ from energon_lite.extras.remote.remote_files import (
     read_range,
     read_range_in_loop,
 )
+from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, changed_shard, storage_error
-from energon_lite.storage.files.urls import UrlFiles
 from energon_lite.storage.tar.tar_headers import BLOCK
 
 

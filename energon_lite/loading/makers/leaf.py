@@ -20,7 +20,7 @@ from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import Reader
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
-from energon_lite.storage.stores.file_store import FileStore
+from energon_lite.storage.stores import FileStore
 
 #: Tag that separates the hashes of this purpose from those of others.
 _LEAF = HashDomain.LEAF.value

@@ -18,7 +18,7 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
 from energon_lite.order.orders import Order
 from energon_lite.storage.files.shard_store import COUNTS, Reads
-from energon_lite.storage.stores.lazy import CachePool
+from energon_lite.storage.stores import CachePool
 from energon_lite.worker_config import WorkerConfig
 
 #: Stage of each step that is not a hook.

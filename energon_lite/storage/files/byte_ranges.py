@@ -14,10 +14,11 @@ import stat
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from energon_lite.documents.paths import is_url
+from energon_lite.entry_points import storage_guest
 from energon_lite.errors import MissingShardError, ShardChangedError
-from energon_lite.storage.files.urls import is_remote, url_files
 
 
 def open_file(path: str, flags: int) -> int:
@@ -115,7 +116,7 @@ def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
         DatasetError: the store does not answer.
     """
     try:
-        return url_files(path).found(path) if is_remote(path) else os.stat(path)
+        return url_files(path).found(path) if is_url(path) else os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
 
@@ -141,7 +142,7 @@ def read_bytes(path: str, offset: int, size: int) -> bytes:
     if size <= 0:
         return b""
     try:
-        if is_remote(path):
+        if is_url(path):
             return url_files(path).read_range(path, offset, size)
         with open(path, "rb", buffering=0, opener=open_file) as file:
             pieces, left = [], size
@@ -204,3 +205,77 @@ class RangedFile(io.RawIOBase):
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
+
+
+# -- files behind URLs ------------------------------------------------------------------------------------------------
+#
+# Such as ``s3://bucket/a.tar``: the door of the guest that reads them.
+
+#: The store's records of its files, by path.
+Listing = Mapping[str, Mapping[str, Any]]
+
+
+class OpenFile(Protocol):
+    """A file that is read by position."""
+
+    def size(self) -> int:
+        """Return its bytes."""
+
+    def read(self, size: int, offset: int, /) -> bytes:
+        """Read up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises:
+            OSError, DatasetError: the storage failed.
+        """
+
+
+class UrlFiles(NamedTuple):
+    """Functions of the guest that reads files behind URLs: entry ``url_files`` of the table ``STORAGE_GUESTS``.
+
+    They raise FileNotFoundError if there is no such file, and DatasetError if the store does not answer.
+
+    Attributes:
+        found: returns the store's current record of a file, whose version is expected from now on.
+        size: returns the bytes of a file; with the record, if that is known.
+        version: returns the number of the version that a record names; 0: it names none.
+        list_files: returns the record of each file in a folder of a URL, by its path relative to that folder.
+        read_file: reads a small file as a whole.
+        read_range: reads the ``size`` bytes at ``offset``: ``(url, offset, size) -> bytes``.
+        copy_file: copies the file ``name`` below a URL to a local one, and compares its size, if that is known:
+            ``(url, name, target, size)``.
+        open: returns a file of a known size and version, each of whose reads is a request.
+    """
+
+    found: Callable[[str], Mapping[str, Any]]
+    size: Callable[[str, Mapping[str, Any] | None], int]
+    version: Callable[[Mapping[str, Any]], int]
+    list_files: Callable[[str, str], Listing]
+    read_file: Callable[[str], bytes]
+    read_range: Callable[[str, int, int], bytes]
+    copy_file: Callable[[str, str, str, int | None], None]
+    open: Callable[[str, int, int], OpenFile]
+
+
+def url_files(url: str = "") -> UrlFiles:
+    """Return the guest that reads files behind URLs.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    guest: UrlFiles = remote_guest("url_files", "files behind URLs are read", url)
+    return guest
+
+
+def remote_guest(name: str, what: str, where: str, fix: str = "copy the files to a local disk") -> Any:
+    """Return an entry of ``STORAGE_GUESTS`` that the extra ``remote`` has.
+
+    Args:
+        name: the entry.
+        what: the task, for messages.
+        where: the data set or file.
+        fix: the way without the extra.
+
+    Raises:
+        UsageError: the extra is not installed.
+    """
+    return storage_guest(name, what, "remote", where, fix)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
-from energon_lite.storage.files.byte_ranges import open_file
+from energon_lite.storage.files.byte_ranges import OpenFile, open_file, url_files
 from energon_lite.storage.files.retries import GaveUp, Tries, out_of
-from energon_lite.storage.files.urls import OpenFile, is_remote, url_files
 
 
 class Reads(NamedTuple):
@@ -290,7 +290,7 @@ class ShardStore:
     def _open(self, shard: Shard) -> OpenFile:
         path, (expected, _, version) = shard
         try:
-            file = url_files(path).open(path, expected, version) if is_remote(path) else LocalFile(path)
+            file = url_files(path).open(path, expected, version) if is_url(path) else LocalFile(path)
             size = file.size()
             block = file.read(_HEAD, 0)
         except OSError as error:

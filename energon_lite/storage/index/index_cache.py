@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from energon_lite.documents.paths import is_url
 from energon_lite.entry_points import storage_guest
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, counted
 from energon_lite.storage.files.atomic_file import only_one
+from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, is_jsonl, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
@@ -95,7 +96,7 @@ def local_meta(path: str) -> str:
         DatasetError: the store does not answer, or its package is not installed.
         UsageError: the guest is not installed.
     """
-    if not is_remote(path) or is_jsonl(path):  # a JSONL file has no such folder
+    if not is_url(path) or is_jsonl(path):  # a JSONL file has no such folder
         return path
     return url_datasets(path).local_meta(path)
 
@@ -107,10 +108,10 @@ def index_places(root: str) -> tuple[str, str]:
 
 
 def _places(root: str) -> Iterator[str]:
-    if not is_remote(root):
+    if not is_url(root):
         yield meta_path(root, PACKED_INDEX)
     name = os.path.basename(os.path.normpath(root))
-    of = root if is_remote(root) else os.path.realpath(root)
+    of = root if is_url(root) else os.path.realpath(root)
     place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     yield os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 

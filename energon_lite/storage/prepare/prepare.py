@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.documents import parse_yaml
-from energon_lite.documents.paths import absolute_path
+from energon_lite.documents.paths import absolute_path, is_url
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
-from energon_lite.storage.files.urls import is_remote, remote_guest
+from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -247,7 +247,7 @@ def index_again(root: str, options: PrepareOptions | None = None) -> PrepareRepo
         ShardChangedError: the numbers of samples in the shards differ from ``.info.json``.
     """
     options = options or PrepareOptions()
-    if is_remote(root):
+    if is_url(root):
         return _url_preparer(root)(root, None, options)
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
@@ -290,7 +290,7 @@ def prepare_folder(
     """
     options = options or PrepareOptions()
     ranks = options.ranks or Ranks()
-    if is_remote(path):
+    if is_url(path):
         if ranks.world_size > 1:
             raise UsageError(
                 "a data set behind a URL is prepared by one process, which reads many shards at the same time",

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import (
     DataIndexError,
     DatasetError,
@@ -20,7 +21,6 @@ from energon_lite.errors import (
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import COUNTS, Range, Shard, ShardStore
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleFilter
@@ -326,7 +326,7 @@ _TOGETHER = 16
 
 def data_digests(sources: Sequence[AnySource]) -> list[str]:
     """:func:`data_digest` of each source; those in a store are read at the same time."""
-    if not any(is_remote(source.path) for source in sources):
+    if not any(is_url(source.path) for source in sources):
         return [data_digest(source) for source in sources]
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return list(pool.map(data_digest, sources))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from energon_lite.errors import UsageError
+from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.shard_store import ShardRange
-from energon_lite.storage.files.urls import remote_guest
 
 
 @dataclass(frozen=True)

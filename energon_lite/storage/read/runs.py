@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.documents.paths import is_url
+from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.shard_store import COUNTS, LocalFile, Shard, ShardRange
-from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
@@ -112,13 +113,13 @@ def read_in_runs(
             If they do not fit into memory, samples are fetched one by one.
     """
     length, mixed = run or 1, window or 0
-    local = [source for source in sources if settings is None and not is_remote(source.path)]
+    local = [source for source in sources if settings is None and not is_url(source.path)]
     runs = Runs(length, mixed)
     fits = runs_that_fit(runs, [len(source) for source in local], [source.mean_bytes for source in local])
     for source in local:
         source.read_ahead = None
         source.runs = runs if fits else None
-    chosen = [source for source in sources if settings is not None or is_remote(source.path)]
+    chosen = [source for source in sources if settings is not None or is_url(source.path)]
     if settings is not None:
         remote_guest(*_GUEST)  # before workers are started
     settings = settings or ReadAhead()

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.documents.paths import absolute_path
+from energon_lite.documents.paths import absolute_path, is_url
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingShardError, counted, did_you_mean
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import file_version, found_at
 from energon_lite.storage.files.shard_store import ShardStore, changed_shard, shared_store
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import local_meta, open_index, shard_counts, url_datasets
 from energon_lite.storage.index.nv_meta import folder_of_shards, is_jsonl
@@ -167,15 +166,15 @@ class WebdatasetSource:
                 lacks values for these shards; or there is no such filter index.
         """
         root = absolute_path(path)
-        root = root.rstrip("/") if is_remote(root) else root
+        root = root.rstrip("/") if is_url(root) else root
         meta = local_meta(root)
         counts = shard_counts(meta)
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
-        if is_remote(root) and is_jsonl(root):
+        if is_url(root) and is_jsonl(root):
             index, index_path = open_index(root)
             versions: tuple[int, ...] = (file_version(found_at(root)),)
-        elif is_remote(root):
+        elif is_url(root):
             index, index_path, versions = url_datasets(root).open_index(root, meta, counts, names)
         else:
             index, index_path = open_index(root, counts)

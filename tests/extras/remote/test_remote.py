@@ -18,6 +18,7 @@ import fsspec
 import pytest
 
 import energon_lite as lib
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import (
     DatasetError,
     FatalSampleError,
@@ -29,7 +30,6 @@ from energon_lite.errors import (
 from energon_lite.extras.remote import file_versions, store_tries
 from energon_lite.extras.remote.remote_files import list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -94,7 +94,7 @@ def test_small_files_are_copied_when_they_change(
 
 
 def test_what_is_not_there(upload: object, memory: Any) -> None:
-    assert not is_remote("/data") and not is_remote("file:///data") and local_meta("/data") == "/data"
+    assert not is_url("/data") and not is_url("file:///data") and local_meta("/data") == "/data"
     with pytest.raises(NotPreparedError, match=r"no .nv-meta folder[\s\S]*memory://bucket/none"):
         WebdatasetSource.open("memory://bucket/none")
 

@@ -19,12 +19,11 @@ from energon_lite.cli import job_options, json_object, make_task_encoder, progre
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
-from energon_lite.documents.paths import local_path
+from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
 from energon_lite.extras.inspect.linting.work import Findings, LintWork, Problem, Span, Target
 from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import find_leaves, open_source
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder, first_writable, index_places, local_meta, open_index
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, meta_path, read_info
 from energon_lite.storage.prepare.dataset_scan import usual_parts
@@ -356,7 +355,7 @@ def _results_folder(target: Target) -> str:
     name = "energon_lite.lint"
     cached = os.path.splitext(index_places(path)[1])[0] + ".lint"
     if not target.is_folder:
-        return os.path.join(cache_folder(), "lint", os.path.basename(cached)) if is_remote(path) else cached
+        return os.path.join(cache_folder(), "lint", os.path.basename(cached)) if is_url(path) else cached
 
     def made(folder: str) -> str:
         os.makedirs(folder, exist_ok=True)

@@ -24,7 +24,6 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.shard_store import file_state
-from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.nv_meta import is_jsonl, shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -116,7 +115,7 @@ class Target:
     @property
     def is_folder(self) -> bool:
         """True if it is a local folder of shards, whose headers can be examined."""
-        return self.has_keys and not is_remote(self.spec.path)
+        return self.has_keys and not is_url(self.spec.path)
 
     @property
     def has_keys(self) -> bool:
