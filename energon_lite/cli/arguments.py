@@ -17,8 +17,7 @@ from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import absolute_path, is_url, local_path, missing_file_fix
 from energon_lite.entry_points import find_named, unit_runners
 from energon_lite.errors import UsageError
-from energon_lite.storage.sharded_job.job import Progress
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks
 
 if TYPE_CHECKING:
     from energon_lite.config.leaf_spec import LeafSpec

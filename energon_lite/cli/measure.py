@@ -37,8 +37,7 @@ from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
-from energon_lite.storage.sharded_job.job import Progress
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks
 
 #: Largest number of reasons that are shown.
 _SHOWN_REASONS = 20

@@ -18,6 +18,6 @@ from .samples.image_size import PatchBudget as PatchBudget
 from .samples.image_size import RandomCrop as RandomCrop
 from .samples.image_size import ShorterSide as ShorterSide
 from .samples.part_decoder import PartDecoder as PartDecoder
+from .sharded_job.job import Ranks as Ranks
 from .sharded_job.job import ShardedJob as ShardedJob
-from .sharded_job.ranks import Ranks as Ranks
 from .sharded_job.work import Work as Work

@@ -22,8 +22,7 @@ from energon_lite.storage.files.atomic_file import remove_if_there, replacing, w
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import SingleSource, data_digest
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
 # Units of work are runs of samples, each of which becomes a shard. Existing shards are not made again, so a run that

@@ -27,8 +27,8 @@ from energon_lite.storage.index.index_cache import cache_folder, check_count
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
 from energon_lite.storage.prepare.prepare import PrepareOptions, PrepareReport, already_prepared, write_prepared
 from energon_lite.storage.prepare.shard_scans import Shards
-from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
-from energon_lite.storage.sharded_job.work import Table
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.work import Outcome, Table
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
 
 #: An empty file that tests write access, and marks an unfinished preparation.

@@ -43,8 +43,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
 from energon_lite.storage.samples.sample_loader import SampleLoader
-from energon_lite.storage.sharded_job.job import Progress
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks
 
 #: Stands for all parts in place of a part's name.
 ALL_PARTS = "*"

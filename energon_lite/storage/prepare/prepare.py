@@ -39,8 +39,7 @@ from energon_lite.storage.prepare.dataset_scan import (
 )
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
-from energon_lite.storage.sharded_job.job import Progress
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from energon_lite.storage.files.atomic_file import flush_files, remove_if_there,
 from energon_lite.storage.files.shard_store import file_state
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 

@@ -1,40 +1,29 @@
-"""A job over many units: this rank's share, known results, and, on rank 0, the results of all ranks."""
+"""A job over many units: the ranks that share it, this rank's share, known results, and, on rank 0, the results of all
+ranks."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import queue
-import signal
-import subprocess
 import sys
-import threading
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from energon_lite.entry_points import load, unit_runners
-from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, WorkerError, listed
-from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.work import Table, Work
+from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, listed
+from energon_lite.launcher import launched_place
+from energon_lite.storage.sharded_job.work import Outcome, R, Table, U, Work, run_units
 
-U = TypeVar("U", bound=Hashable)
-R = TypeVar("R")
+T = TypeVar("T")
 
-#: The outcome of a unit: the table of its result, which is in its file, or the error.
-Outcome = Table | EnergonLiteError
+#: Seconds between two checks of the results of other ranks.
+_LOOK = 0.2
 
 #: Does units, and writes their result files; yields each with its outcome.
 Runner = Callable[[Sequence[U]], Generator[tuple[U, Outcome], None, None]]
-
-#: False: leave all units to helpers, for tests.
-_WORK_HERE = True
-#: Program of a helper.
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_job.job import serve; serve()"
 
 #: Called with the amount that is done, the whole amount, and a few words.
 Progress = Callable[[int, int, str], object]
@@ -42,6 +31,105 @@ Progress = Callable[[int, int, str], object]
 #: Called with a finished unit, the table of its result (None: it failed), the number of finished units, and that of
 #: all.
 Tick = Callable[[U, Table | None, int, int], object]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The rank of this process among those that work together.
+
+    Args:
+        rank: 0 .. world_size - 1.
+        world_size: number of processes; each does its share, and rank 0 combines the results.
+        timeout: seconds that rank 0 waits without any progress of the others.
+        elsewhere: option of a :class:`~energon_lite.entry_points.UnitRunner`, and its value, by which this rank's
+            share is done elsewhere, not in processes here.
+
+    Example:
+        >>> Ranks(rank=1, world_size=3).share(["a", "b", "c", "d", "e"])
+        ['b', 'e']
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    timeout: float = 600.0
+    elsewhere: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank {self.rank} of {self.world_size} does not exist", fix="ranks are 0 .. world size - 1"
+            )
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """Read rank and world size from the variables of a launcher, such as ``torchrun``; by default one process."""
+        place = launched_place()
+        return cls() if place is None else cls(place.rank, place.world_size)
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """Return this rank's share: every ``world_size``-th item."""
+        return list(items[self.rank :: self.world_size])
+
+    def seen(self, items: Sequence[T]) -> list[T]:
+        """Return the items that this rank reports on: its share; on rank 0 all items."""
+        return self.share(items) if self.rank else list(items)
+
+    def workers(self, asked: int | None) -> int:
+        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores. It is 0, which
+        stands for the process that runs a unit, if units are done elsewhere."""
+        if self.elsewhere is not None:
+            return 0
+        if asked is not None:
+            return asked
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1
+        return max(1, (os.cpu_count() or 1) // here)
+
+    def wait(self, is_done: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> bool:
+        """Wait for other ranks; return False if ``progress`` returns the same value for ``timeout`` seconds."""
+        last, seen = time.monotonic(), progress()
+        while not is_done():
+            if progress() != seen:
+                last, seen = time.monotonic(), progress()
+            if time.monotonic() - last > self.timeout:
+                return False
+            time.sleep(_LOOK)
+        return True
+
+    @property
+    def grouped(self) -> bool:
+        """True if these ranks are a group of ``torch.distributed``, which detects finished and dead ranks."""
+        # Without an imported torch there is no group, and importing it takes longer than most preparations.
+        torch = sys.modules.get("torch")
+        if self.world_size == 1 or torch is None or not torch.distributed.is_available():
+            return False
+        dist = torch.distributed
+        return bool(dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (self.rank, self.world_size))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run the block as a common step of all ranks of a group: all wait for the last one, and if one fails, all
+        fail. Without a group no rank waits.
+
+        Raises:
+            DatasetError: another rank failed.
+        """
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if self.grouped and (failure is None or isinstance(failure, Exception)):
+                self._meet(failure)
+
+    def _meet(self, failure: BaseException | None) -> None:
+        words: list[str | None] = [None] * self.world_size
+        sys.modules["torch"].distributed.all_gather_object(words, None if failure is None else str(failure))
+        failed = {rank: text for rank, text in enumerate(words) if text is not None}
+        if failed and failure is None:
+            rank, text = min(failed.items())
+            raise DatasetError(f"rank {rank} could not do its part: {text}")
 
 
 class ShardedJob(Generic[U, R]):
@@ -56,7 +144,7 @@ class ShardedJob(Generic[U, R]):
         ranks: the ranks that share the work; None: this process alone.
         workers: processes of this rank; None: one per core.
         alone: seconds of work up to which no helpers are started.
-        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.job.run_units`. It can be
+        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.work.run_units`. It can be
             pickled if ``ranks.elsewhere`` is given.
         known: units whose results the caller has from elsewhere.
         again: returns True for a result that should be computed again.
@@ -209,157 +297,3 @@ class ShardedJob(Generic[U, R]):
         reasons = "".join(f"\n    {self.work.name(unit)}: {error.what}" for unit, error in failed)
         what = f"{len(failed)} of {len(self.units)} {self._what} cannot {cannot}:{reasons}"
         raise kind(what, where=self._where, fix=failed[0][1].fix or fix)
-
-
-# -- helper processes ------------------------------------------------------------------------------------------------
-#
-# The helpers are plain child processes that exchange pickles over pipes, not a ``multiprocessing`` pool, for three
-# reasons. The caller is neither forked nor imported again, so a script without ``if __name__ == "__main__"`` and a
-# process with threads or a GPU may call this. Helpers import only the modules that a unit needs (not torch), so they
-# start in a tenth of a second. When the caller dies, even by SIGKILL, their standard input ends and they exit.
-
-
-def run_units(
-    work: Work[U, Any], units: Sequence[U], *, workers: int, alone: float = 0.0
-) -> Generator[tuple[U, Outcome], None, None]:
-    """Do units and write their result files; a failed unit does not stop the others.
-
-    Args:
-        work: the work on a unit.
-        units: the units to do.
-        workers: processes at most, this one included: it works while its helpers start; 0: as 1.
-        alone: seconds of work up to which no helpers are started.
-
-    Yields:
-        Each unit, when it is done, with its outcome.
-    """
-    left, start = deque(units), time.monotonic()
-    count, last = 0, 0.0
-    while left and (workers < 2 or len(left) == 1 or _is_little(count, last, len(left), start, alone)):
-        begin, unit = time.monotonic(), left.popleft()
-        yield unit, _perform(work, unit)
-        count, last = count + 1, time.monotonic() - begin
-    if not left:
-        return
-    waiting = len(left)
-    pool = _Helpers(work, left, min(workers, waiting) - _WORK_HERE)
-    try:
-        for _ in range(waiting):
-            mine = _take(left) if _WORK_HERE and pool.results.empty() else None
-            yield pool.results.get() if mine is None else (mine, _perform(work, mine))
-    finally:
-        pool.close()
-
-
-def _take(left: deque[U]) -> U | None:
-    """The next unit; None if other threads have taken the last ones."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
-
-
-def _is_little(done: int, last: float, left: int, start: float, alone: float) -> bool:
-    """Return True if the rest takes less time than starting helpers. The first unit is slower than the others."""
-    return _WORK_HERE and (time.monotonic() - start < alone if done < 2 else last * left < alone)
-
-
-def _perform(work: Work[U, Any], unit: U) -> Outcome:
-    """Do a unit in this process, and write its result."""
-    try:
-        return work.write(unit, work.inputs(unit), work.do(unit))
-    except EnergonLiteError as error:
-        return error
-    except OSError as error:
-        where = error.filename or work.where(unit)
-        return DatasetError(f"{error.strerror or error}", where=where, fix="check permissions and free space")
-    except Exception as error:
-        what = f"the work on {work.name(unit)} failed: {type(error).__name__}: {error}"
-        return WorkerError(f"{what}\n{traceback.format_exc()}", where=work.where(unit), fix="see the traceback")
-
-
-class _Helpers(Generic[U]):
-    """Processes, each controlled by a thread, that take units from ``left`` until none is left."""
-
-    def __init__(self, work: Work[U, Any], left: deque[U], count: int):
-        self.results: queue.SimpleQueue[tuple[U, Outcome]] = queue.SimpleQueue()
-        self._work = work
-        self._left = left
-        self._task = pickle.dumps(work)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._closed = False
-        self._threads = [threading.Thread(target=self._drive, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """End all processes, busy ones included."""
-        self._closed = True
-        self._left.clear()
-        for process in self._processes:
-            process.kill()
-        for thread in self._threads:
-            thread.join()
-
-    def _drive(self) -> None:
-        """Send one unit after the other to a helper; replace the helper if it dies. This is the body of a thread."""
-        helper: subprocess.Popen[bytes] | None = None
-        while (unit := _take(self._left)) is not None:
-            try:
-                helper = helper or self._start()
-                self.results.put((unit, _ask(helper, unit)))
-            except Exception as error:  # an answer may be corrupt in any way, and the caller waits for a result
-                code, helper = _stop(helper), None
-                self.results.put((unit, self._died(unit, code, error)))
-        _stop(helper)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _BOOT, *sys.path]
-        helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._processes.append(helper)
-        if self._closed:  # it started after close() had killed the others
-            helper.kill()
-        assert helper.stdin is not None  # it was asked for as a pipe
-        helper.stdin.write(self._task)
-        return helper
-
-    def _died(self, unit: U, code: int | None, error: Exception) -> WorkerError:
-        how = "could not be started" if code is None else f"died (exit code {code})" if code else "gave no answer"
-        why = "" if isinstance(error, (EOFError, BrokenPipeError)) else f": {error}"
-        return WorkerError(
-            f"the process that worked on {self._work.name(unit)} {how}{why}",
-            where=self._work.where(unit),
-            fix="run again: what is done is kept; use a smaller --num-workers if memory was short",
-        )
-
-
-def _ask(helper: subprocess.Popen[bytes], unit: object) -> Outcome:
-    assert helper.stdin is not None and helper.stdout is not None  # both were asked for as pipes
-    pickle.dump(unit, helper.stdin)
-    helper.stdin.flush()
-    outcome: Outcome = pickle.load(helper.stdout)
-    return outcome
-
-
-def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
-    """Close the input of a helper, and wait for its exit."""
-    if helper is None:
-        return None
-    with suppress(OSError), helper:  # flushing to a helper that is dead already
-        pass
-    return helper.wait()
-
-
-def serve() -> None:
-    """Do the units that arrive on standard input until it ends: the main function of a helper process."""
-    # Ctrl+C goes to all processes of the terminal; the caller deals with it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # accidental prints must not mix with the replies
-    try:
-        work = pickle.load(sys.stdin.buffer)
-        while True:
-            pickle.dump(_perform(work, pickle.load(sys.stdin.buffer)), replies)
-            replies.flush()
-    except (EOFError, BrokenPipeError):  # the caller has gone
-        return

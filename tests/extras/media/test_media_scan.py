@@ -22,7 +22,7 @@ from energon_lite.extras.media.metadata import (
 )
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Ranks
 from tests.media_files import film, sound
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)

@@ -28,8 +28,7 @@ from energon_lite.storage.index.index_cache import cache_folder, first_writable,
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, meta_path, read_info
 from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.source import source_opener
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
 from energon_lite.storage.sharded_job.work import Table
 
 #: The splits that are examined by default.

@@ -13,8 +13,8 @@ import pytest
 
 from energon_lite.errors import EnergonLiteError, ShardFormatError, WorkerError
 from energon_lite.storage.prepare.shard_scans import Shards
-from energon_lite.storage.sharded_job import job as helpers
-from energon_lite.storage.sharded_job.job import Outcome, run_units
+from energon_lite.storage.sharded_job import work as helpers
+from energon_lite.storage.sharded_job.work import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.testing import in_time, until
 
@@ -99,7 +99,7 @@ def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
 SCRIPT = """
 import sys
 from energon_lite.storage.prepare.shard_scans import Shards
-from energon_lite.storage.sharded_job import job as helpers
+from energon_lite.storage.sharded_job import work as helpers
 helpers._WORK_HERE = False
 folder = sys.argv[1]
 names = [f"{i:02d}.tar" for i in range(12)]

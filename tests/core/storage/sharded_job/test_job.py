@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from energon_lite.entry_points import UnitRunner
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job import job as helpers
-from energon_lite.storage.sharded_job.job import Outcome, Runner, ShardedJob
-from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job import job as sharded_job
+from energon_lite.storage.sharded_job import work as helpers
+from energon_lite.storage.sharded_job.job import Ranks, Runner, ShardedJob
+from energon_lite.storage.sharded_job.work import Outcome
 from tests.number_units import Squares, done, write_inputs
 from tests.testing import in_time, killed_at_every_step
 
@@ -211,7 +212,7 @@ def _in_a_copy(run: Runner[int], place: str, units: Sequence[int]) -> Generator[
 def test_units_are_done_elsewhere(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(fresh, ["3", "no", "12"])
     far = {"far": UnitRunner(f"{__name__}:_in_a_copy", "", "")}
-    monkeypatch.setattr(helpers, "unit_runners", lambda: far)
+    monkeypatch.setattr(sharded_job, "unit_runners", lambda: far)
     job = job_of(fresh, 3, Ranks(elsewhere=("far", "there")), workers=4)
     job.run()
     assert done(fresh) == [2, 1, 0]
