@@ -40,6 +40,6 @@ from .samples import SourceInfo as SourceInfo
 from .samples import TextSample as TextSample
 from .samples import VQASample as VQASample
 from .samples import edataclass as edataclass
-from .storage.read.read_ahead import ReadAhead as ReadAhead
+from .storage.read.ranges import ReadAhead as ReadAhead
 from .storage.read.source import register_source as register_source
 from .worker_config import WorkerConfig as WorkerConfig

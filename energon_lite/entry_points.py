@@ -283,7 +283,7 @@ def storage_guests() -> dict[str, str]:
     * ``jsonl``: makes a :class:`~energon_lite.storage.index.index_cache.FileIndex`
     * ``url_files``: a :class:`~energon_lite.storage.files.byte_ranges.UrlFiles`
     * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
-    * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`
+    * ``range_cache``: makes a :class:`~energon_lite.storage.read.ranges.RangeCache`
     * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
     * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
     * ``prepare_dialogue``: a :class:`~energon_lite.cli.prepare_report.PrepareDialogue`

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_lite.errors import UsageError, check_choice
 from energon_lite.loading.iterators.state import MAX_LANES
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 
 if TYPE_CHECKING:
     from energon_lite.batching.steps import StepCostModel

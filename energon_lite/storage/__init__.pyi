@@ -4,9 +4,9 @@ from .index.nv_meta import is_prepared as is_prepared
 from .index.nv_meta import read_info as read_info
 from .index.splits import parse_ratio as parse_ratio
 from .prepare.prepare import prepare_dataset as prepare_dataset
-from .read.range_stream import RangeStream as RangeStream
-from .read.range_stream import open_stream as open_stream
-from .read.read_ahead import ReadAhead as ReadAhead
+from .read.ranges import RangeStream as RangeStream
+from .read.ranges import ReadAhead as ReadAhead
+from .read.ranges import open_stream as open_stream
 from .read.source import Source as Source
 from .read.source import register_source as register_source
 from .samples.decode_to_size import decode_to_size as decode_to_size

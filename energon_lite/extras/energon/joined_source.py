@@ -22,7 +22,7 @@ from energon_lite.samples import Sample, SourceInfo
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.runs import Ahead
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource

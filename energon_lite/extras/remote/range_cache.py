@@ -21,7 +21,7 @@ from energon_lite.extras.remote.remote_files import reads_in_loop
 from energon_lite.extras.remote.url_files import explained, read_in_loop
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, shared_store
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from functools import cached_property
 
 from energon_lite.extras.remote.range_cache import RangeCache, shared_range_cache
 from energon_lite.storage.files.shard_store import Shard, ShardRange
-from energon_lite.storage.read.range_stream import StreamedParts
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.members import Int64
 

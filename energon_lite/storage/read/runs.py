@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from energon_lite.documents.paths import is_url
 from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.shard_store import COUNTS, LocalFile, Shard, ShardRange
-from energon_lite.storage.read.range_stream import StreamedParts
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from energon_lite.storage.tar.members import Int64
 

@@ -25,8 +25,7 @@ from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
 from energon_lite.storage.read.opened_source import OpenedSource
-from energon_lite.storage.read.range_stream import PartRange, StreamedParts
-from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
+from energon_lite.storage.read.ranges import PartRange, ReadAhead, StreamedParts, range_cache
 from energon_lite.storage.read.runs import LARGEST_READ, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
 
@@ -67,7 +66,7 @@ class SampleReader:
     Args:
         source: the samples; its ``runs`` and ``read_ahead`` decide the way of reading.
         parts: names of the wanted parts; None: all. Names that a sample does not have are ignored.
-        streamed: parts that are not read: a :class:`~energon_lite.storage.read.range_stream.PartRange` takes their
+        streamed: parts that are not read: a :class:`~energon_lite.storage.read.ranges.PartRange` takes their
             place.
 
     Attributes:

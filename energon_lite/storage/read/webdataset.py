@@ -16,7 +16,7 @@ from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import local_meta, open_index, shard_counts, url_datasets
 from energon_lite.storage.index.nv_meta import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
 
 

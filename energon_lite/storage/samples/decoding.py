@@ -46,7 +46,7 @@ import numpy as np
 from energon_lite.entry_points import Decoder, decoders
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
 from energon_lite.storage.files.retries import SHORTAGES, out_of
-from energon_lite.storage.read.range_stream import PartRange, StreamedParts
+from energon_lite.storage.read.ranges import PartRange, StreamedParts
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.image_decoding import (
     FORMATS,

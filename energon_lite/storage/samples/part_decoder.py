@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 from energon_lite.entry_points import Decoder, decoders, load
-from energon_lite.storage.read.range_stream import RangeStream
+from energon_lite.storage.read.ranges import RangeStream
 
 
 class DecoderSettings(NamedTuple):

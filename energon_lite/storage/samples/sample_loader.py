@@ -10,7 +10,7 @@ from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.range_stream import PartRange, StreamedParts
+from energon_lite.storage.read.ranges import PartRange, StreamedParts
 from energon_lite.storage.read.sample_reader import Reader, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder

@@ -12,7 +12,7 @@ from energon_lite import entry_points
 from energon_lite.entry_points import Decoder
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.storage import PartDecoder, RangeStream, SampleDecoder
-from energon_lite.storage.read.range_stream import StreamedParts
+from energon_lite.storage.read.ranges import StreamedParts
 from energon_lite.storage.samples import decoding, part_decoder
 from energon_lite.storage.samples.part_decoder import DecoderSettings
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import DatasetError, ShardChangedError, UsageError
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 from tests.testing import damaged
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.ranges import ReadAhead
 from tests.extras.remote.test_remote import Ranges
 
 SAMPLES = 96

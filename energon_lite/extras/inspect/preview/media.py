@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite.storage.read.range_stream import PartRange
+from energon_lite.storage.read.ranges import PartRange
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.part_decoder import MediaFile
 

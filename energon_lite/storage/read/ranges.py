@@ -1,19 +1,22 @@
-"""A stretch of a file as a stream that fetches only the bytes that are read.
+"""Ranges of files that are read on their own: in advance from slow storage, or when a stream comes to them.
 
-For audio and video, local or behind a URL: a clip of a long film takes its header and the group of pictures around the
-clip. No file stays open between two reads; the stream can be pickled, and used in any process.
+A range that is read in advance goes through a cache, whose door to the guest is here. A stream is a stretch of a file
+that fetches only the bytes that are read, for audio and video, local or behind a URL: a clip of a long film takes its
+header and the group of pictures around the clip. No file stays open between two reads; the stream can be pickled, and
+used in any process.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, remote_guest, size_of
 from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_store
-from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
 
 #: Bytes of a request at least.
 _LEAST = 32 << 10
@@ -27,6 +30,68 @@ _LARGEST = 8 << 20
 _BEHIND = 8 << 10
 #: Bytes that a stream keeps: a file is opened several times, and its header read each time.
 _KEPT = 32 << 20
+
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """Settings for reading a data set on slow storage in advance.
+
+    Args:
+        memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
+        requests: requests of one process at the same time.
+        hedge: send a second request for a range that takes twice as long as usual; the first answer counts.
+        folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
+            that each range crosses the network once. Only this user can read its files, and each range is verified
+            when it is taken from there. None: memory only; then each worker fetches for itself.
+        folder_bytes: size of the folder in bytes; beyond it, the least recently used ranges are removed.
+
+    Example:
+        >>> dataset = get_train_dataset("s3://bucket/coco", shuffle_buffer_size=1000, max_samples_per_sequence=100,
+        ...                             read_ahead=ReadAhead(folder="/local/cache"), ...)
+    """
+
+    memory_bytes: int = 256 << 20
+    requests: int = 64
+    folder: str | None = None
+    folder_bytes: int = 64 << 30
+    hedge: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "requests", "folder_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"read_ahead: {name} is {getattr(self, name)}", fix="give at least 1")
+
+
+class RangeCache(Protocol):
+    """Cache of ranges of shards that are requested ahead, many at the same time.
+
+    ``(settings) -> RangeCache`` is the entry ``range_cache`` of the table ``STORAGE_GUESTS``: the cache that all data
+    sets of the process with these settings share.
+    """
+
+    def prefetch(self, ranges: Iterable[ShardRange]) -> None:
+        """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
+
+    def load(self, ranges: Iterable[ShardRange]) -> None:
+        """Fetch these ranges and hold them until the next call. A failed range raises in :meth:`get`."""
+
+    def get(self, one: ShardRange) -> memoryview:
+        """Return the bytes of a range.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: as
+                :meth:`~energon_lite.storage.files.shard_store.ShardStore.read`.
+        """
+
+
+def range_cache(settings: ReadAhead) -> RangeCache:
+    """Return the cache of this process for these settings.
+
+    Raises:
+        UsageError: the guest is not installed.
+    """
+    opened: Callable[[ReadAhead], RangeCache] = remote_guest("range_cache", "shards are read ahead", "read_ahead")
+    return opened(settings)
 
 
 class PartRange(NamedTuple):

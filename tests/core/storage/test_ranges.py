@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from energon_lite.errors import DatasetError, MissingShardError, UsageError
 from energon_lite.extras.media import AVDecoder
 from energon_lite.storage import open_stream
-from energon_lite.storage.read import range_stream
-from energon_lite.storage.read.range_stream import RangeStream
+from energon_lite.storage.read import ranges
+from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import long_film
 from tests.testing import examples
 
@@ -36,10 +36,10 @@ def test_it_reads_as_the_file_does(data: Any, tmp_path_factory: pytest.TempPathF
     size = data.draw(st.integers(0, len(whole) - first))
     stream, plain = open_stream(path, offset=first, size=size), io.BytesIO(whole[first : first + size])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_stream, "_LEAST", data.draw(st.sampled_from([1, 7, 100])))
-        patch.setattr(range_stream, "_LARGEST", 50)
-        patch.setattr(range_stream, "_BEHIND", 5)
-        patch.setattr(range_stream, "_KEPT", data.draw(st.sampled_from([0, 64, 1 << 20])))
+        patch.setattr(ranges, "_LEAST", data.draw(st.sampled_from([1, 7, 100])))
+        patch.setattr(ranges, "_LARGEST", 50)
+        patch.setattr(ranges, "_BEHIND", 5)
+        patch.setattr(ranges, "_KEPT", data.draw(st.sampled_from([0, 64, 1 << 20])))
         for _ in range(data.draw(st.integers(1, 12))):
             if data.draw(st.booleans()):
                 place = data.draw(st.integers(0, size + 3)), os.SEEK_SET
