@@ -9,8 +9,8 @@ from .read.ranges import ReadAhead as ReadAhead
 from .read.ranges import open_stream as open_stream
 from .read.source import Source as Source
 from .read.source import register_source as register_source
-from .samples.decode_to_size import decode_to_size as decode_to_size
 from .samples.decoding import SampleDecoder as SampleDecoder
+from .samples.decoding import decode_to_size as decode_to_size
 from .samples.image_size import Fitted as Fitted
 from .samples.image_size import ImageSize as ImageSize
 from .samples.image_size import ImageTarget as ImageTarget

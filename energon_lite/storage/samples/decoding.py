@@ -29,18 +29,13 @@ anything else                       bytes, unchanged
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import pickle
-import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from energon_lite.entry_points import Decoder, decoders
@@ -52,28 +47,25 @@ from energon_lite.storage.samples.image_decoding import (
     FORMATS,
     IMAGE_EXTENSIONS,
     IMAGE_FORMS,
-    PROGRAMS,
     check_size,
     decode_image,
 )
 from energon_lite.storage.samples.image_size import ImageTarget
-from energon_lite.storage.samples.part_decoder import DecoderSettings, PartDecoder, decoder_entry, made_decoder
+from energon_lite.storage.samples.part_decoder import (
+    Decode,
+    DecoderSettings,
+    PartDecoder,
+    decoder_entry,
+    decoder_for,
+    made_decoder,
+    refuse,
+)
 from energon_lite.trust import trusts
 
-Decode = Callable[[bytes], Any]
-
-_NUMPY = b"\x93NUMPY"
-#: The header of a ``.npy`` file (version 1) of plain numbers in C order.
-_NPY = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
-    rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n",
-    re.DOTALL,
-)
 #: Bytes that one byte of deflated data can expand to at most, approximately.
 _MOST_PACKED = 1040
 #: Default form of audio and video.
 _AV_DECODE = "AVDecoder"
-_PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
 
 
 @dataclass(frozen=True)
@@ -126,10 +118,8 @@ class SampleDecoder:
     def __post_init__(self) -> None:
         if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
             raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
-        if self.image_decode is not None and self.image_decode not in IMAGE_FORMS:
-            names = tuple(IMAGE_FORMS)
-            fix = did_you_mean(self.image_decode, names, f"give one of {', '.join(names)}, or None", always=True)
-            raise UsageError(f"image_decode {self.image_decode!r} is unknown", fix=fix)
+        if self.image_decode is not None:
+            _check_image_form(self.image_decode, ", or None")
         if self.image_size is not None and (self.image_decode is None or self.image_size.draws):
             name = type(self.image_size).__name__
             what = "images stay bytes" if self.image_decode is None else f"{name} draws random numbers"
@@ -165,12 +155,10 @@ class SampleDecoder:
         own = type(self).decode is not SampleDecoder.decode
         if own or self.stream_above is None:
             return None
-        names = {name for name in part_names if self._streams(name.rpartition(".")[2])}
-        return StreamedParts(frozenset(names), self.stream_above) if names else None
-
-    def _streams(self, extension: str) -> bool:
-        guest = None if extension in self.handlers else self._guest(extension)
-        return guest is not None and guest.streams
+        extensions = {name: name.rpartition(".")[2] for name in part_names}
+        guests = {name: self._guest(ending) for name, ending in extensions.items() if ending not in self.handlers}
+        names = frozenset(name for name, guest in guests.items() if guest is not None and guest.streams)
+        return StreamedParts(names, self.stream_above) if names else None
 
     def config(self) -> dict[str, Any]:
         """The settings that Energon has as well, by name."""
@@ -247,12 +235,10 @@ class SampleDecoder:
     def refuses(self, part_name: str) -> bool:
         """Return True if parts of this name are refused whatever their contents: reading them could run code."""
         function = self.function(part_name)
-        return isinstance(function, partial) and function.func is _refuse
+        return isinstance(function, partial) and function.func is refuse
 
     def _built_in(self, extension: str) -> Decode | None:
-        found = _decoder_for(
-            extension, self.image_decode, self.image_size, trusts(self.trust_code), self.max_unpacked_bytes
-        )
+        found = self._found(extension)
         if isinstance(found, Decoder):
             guest = self._made(found)
             return None if guest is None else partial(guest, extension)
@@ -260,14 +246,51 @@ class SampleDecoder:
 
     def _guest(self, extension: str) -> PartDecoder | None:
         """Return the decoder of a guest for an extension; None: no guest decodes it, or the parts stay bytes."""
-        found = _decoder_for(
-            extension, self.image_decode, self.image_size, trusts(self.trust_code), self.max_unpacked_bytes
-        )
+        found = self._found(extension)
         return self._made(found) if isinstance(found, Decoder) else None
+
+    def _found(self, extension: str) -> Decode | Decoder | None:
+        trust, most = trusts(self.trust_code), self.max_unpacked_bytes
+        return decoder_for(extension, self.image_decode, self.image_size, trust, most)
 
     def _made(self, entry: Decoder) -> PartDecoder | None:
         trust, most = trusts(self.trust_code), self.max_unpacked_bytes
         return made_decoder(entry.target, DecoderSettings(self.av_decode, self.video_decode_audio, trust, most))
+
+
+def decode_to_size(
+    data: bytes,
+    size: ImageTarget,
+    rng: np.random.Generator | None = None,
+    *,
+    image_decode: str = "torchrgb8",
+    max_unpacked_bytes: int | None = 1 << 30,
+) -> Any:
+    """Decode an image of any format of the web (JPEG, PNG, WebP, GIF, BMP) at the size that is needed, in a hook.
+
+    Args:
+        data: its bytes; ``SampleDecoder(image_decode=None)`` leaves them to the hook.
+        size: the size, such as ``RandomCrop(224)``.
+        rng: generator of the sample, for sizes that draw: ``self.rng``.
+        image_decode: a key of :data:`IMAGE_FORMS`.
+        max_unpacked_bytes: as for :class:`SampleDecoder`.
+
+    Raises:
+        DecodeError: the image is damaged, or too large.
+
+    Example:
+        >>> decode_to_size(sample.image, RandomCrop(224), self.rng).shape
+        torch.Size([3, 224, 224])
+    """
+    _check_image_form(image_decode)
+    decode = partial(decode_image, *IMAGE_FORMS[image_decode], FORMATS["jpg"], max_unpacked_bytes, size, rng=rng)
+    return SampleDecoder(handlers={"image": decode}).decode("image", data)
+
+
+def _check_image_form(name: str, also: str = "") -> None:
+    if name not in IMAGE_FORMS:
+        fix = did_you_mean(name, IMAGE_FORMS, f"give one of {', '.join(IMAGE_FORMS)}{also}", always=True)
+        raise UsageError(f"image_decode {name!r} is unknown", fix=fix)
 
 
 def _size(data: bytes | PartRange) -> int:
@@ -279,37 +302,6 @@ def _asks_too_much(error: MemoryError, size: int) -> bool:
     damaged."""
     shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
     return dtype is not None and math.prod(shape) * dtype.itemsize > _MOST_PACKED * size
-
-
-@lru_cache(maxsize=4096)
-def _decoder_for(
-    extension: str, image_decode: str | None, image_size: ImageTarget | None, trust_code: bool, most: int | None
-) -> Decode | Decoder | None:
-    """Return the function that decodes an extension, or the entry of a guest that does; None: the bytes stay."""
-    lower = extension.lower()
-    if lower in FORMATS or lower in PROGRAMS:
-        if image_decode is None:
-            return None
-        if lower in PROGRAMS and not trust_code:
-            what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
-            return partial(_refuse, f"{what}; it is not run")
-        formats = FORMATS.get(lower) or PROGRAMS[lower]
-        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most, image_size)
-    if extension in _PICKLES:
-        if not trust_code:
-            return partial(_refuse, "is a pickle, which can run code; it is not read")
-        return _decode_torch if extension == "pth" else pickle.loads
-    if extension == "npz":
-        return partial(_decode_arrays, most)
-    return _BY_EXTENSION.get(extension) or decoder_entry(extension)
-
-
-def _refuse(reason: str, data: bytes) -> Any:
-    raise DecodeError(
-        reason,
-        fix="store npy, msgpack or json instead; or leave the part out of field_map or part_filter; or, if you trust "
-        "whoever made the data, use SampleDecoder(trust_code=True)",
-    )
 
 
 def _gunzip(data: bytes, most: int | None) -> bytes:
@@ -325,57 +317,3 @@ def _gunzip(data: bytes, most: int | None) -> bytes:
             raise EOFError("the compressed data ends too early")
         data = unpacker.unused_data.lstrip(b"\0")
     return b"".join(pieces)
-
-
-def _decode_array(data: bytes) -> Any:
-    # numpy parses the header as Python source, which takes longer than the rest; most headers match this pattern.
-    header = _NPY.match(data)
-    if header is not None:
-        shape = tuple(map(int, header["shape"].replace(b",", b" ").split()))
-        dtype = np.dtype(header["dtype"].decode())
-        if header.end() + math.prod(shape) * dtype.itemsize == len(data):
-            return np.frombuffer(data, dtype, math.prod(shape), header.end()).reshape(shape).copy()
-    from numpy.lib import format as npy
-
-    stream = io.BytesIO(data)
-    version = npy.read_magic(stream)
-    # numpy allocates the array before it reads the data, so check that a damaged header does not ask for too much.
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read_header(stream)
-    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
-        raise ValueError(f"an array {shape} of {dtype} is longer than its bytes")
-    return npy.read_array(io.BytesIO(data), allow_pickle=False)
-
-
-def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
-    from zipfile import ZipFile
-
-    with ZipFile(io.BytesIO(data)) as archive:
-        check_size(sum(member.file_size for member in archive.infolist()), most)
-        members = {name: archive.read(name) for name in archive.namelist()}
-    return {
-        name.removesuffix(".npy"): _decode_array(member) if member.startswith(_NUMPY) else member
-        for name, member in members.items()
-    }
-
-
-def _decode_tenbin(data: bytes) -> Any:
-    from webdataset import tenbin
-
-    return tenbin.decode_buffer(data)
-
-
-def _decode_torch(data: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-
-
-_BY_EXTENSION: dict[str, Decode] = {
-    **dict.fromkeys(("txt", "text", "transcript"), partial(str, encoding="utf-8")),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.unpackb),
-    **dict.fromkeys(("ten", "tb"), _decode_tenbin),
-    "npy": _decode_array,
-}

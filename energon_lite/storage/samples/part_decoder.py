@@ -1,17 +1,32 @@
-"""Door for decoders of parts by extension, which guests name in their table ``DECODERS``.
+"""Decoders of parts by extension: those of the core, and the door for those that guests name in their table
+``DECODERS``.
 
-:class:`~energon_lite.storage.SampleDecoder` calls them for extensions that it does not decode itself.
+:class:`~energon_lite.storage.SampleDecoder` calls them; those of guests for extensions that the core does not decode.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import pickle
+import re
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
+from functools import cache, lru_cache, partial
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+
+import msgpack
+import numpy as np
 
 from energon_lite.entry_points import Decoder, decoders, load
+from energon_lite.errors import DecodeError
 from energon_lite.storage.read.ranges import RangeStream
+from energon_lite.storage.samples.image_decoding import FORMATS, IMAGE_FORMS, PROGRAMS, check_size, decode_image
+from energon_lite.storage.samples.image_size import ImageTarget
+
+#: Decoder of the bytes of a part.
+Decode = Callable[[bytes], Any]
 
 
 class DecoderSettings(NamedTuple):
@@ -92,3 +107,105 @@ def made_decoder(target: str, settings: DecoderSettings) -> PartDecoder | None:
     """
     make: Callable[[DecoderSettings], PartDecoder | None] = load(target)
     return make(settings)
+
+
+# -- decoders of the core --------------------------------------------------------------------------------------------
+
+_NUMPY = b"\x93NUMPY"
+#: The header of a ``.npy`` file (version 1) of plain numbers in C order.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n",
+    re.DOTALL,
+)
+_PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
+
+
+@lru_cache(maxsize=4096)
+def decoder_for(
+    extension: str, image_decode: str | None, image_size: ImageTarget | None, trust_code: bool, most: int | None
+) -> Decode | Decoder | None:
+    """Return the function that decodes an extension, or the entry of a guest that does; None: the bytes stay."""
+    lower = extension.lower()
+    if lower in FORMATS or lower in PROGRAMS:
+        if image_decode is None:
+            return None
+        if lower in PROGRAMS and not trust_code:
+            what = "is PostScript, which is a program" if lower != "iim" else "is IPTC, which can hold PostScript"
+            return partial(refuse, f"{what}; it is not run")
+        formats = FORMATS.get(lower) or PROGRAMS[lower]
+        return partial(decode_image, *IMAGE_FORMS[image_decode], formats, most, image_size)
+    if extension in _PICKLES:
+        if not trust_code:
+            return partial(refuse, "is a pickle, which can run code; it is not read")
+        return _decode_torch if extension == "pth" else pickle.loads
+    if extension == "npz":
+        return partial(_decode_arrays, most)
+    return _BY_EXTENSION.get(extension) or decoder_entry(extension)
+
+
+def refuse(reason: str, data: bytes) -> Any:
+    """Refuse a part whose reading could run code.
+
+    Raises:
+        DecodeError: always.
+    """
+    raise DecodeError(
+        reason,
+        fix="store npy, msgpack or json instead; or leave the part out of field_map or part_filter; or, if you trust "
+        "whoever made the data, use SampleDecoder(trust_code=True)",
+    )
+
+
+def _decode_array(data: bytes) -> Any:
+    # numpy parses the header as Python source, which takes longer than the rest; most headers match this pattern.
+    header = _NPY.match(data)
+    if header is not None:
+        shape = tuple(map(int, header["shape"].replace(b",", b" ").split()))
+        dtype = np.dtype(header["dtype"].decode())
+        if header.end() + math.prod(shape) * dtype.itemsize == len(data):
+            return np.frombuffer(data, dtype, math.prod(shape), header.end()).reshape(shape).copy()
+    from numpy.lib import format as npy
+
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    # numpy allocates the array before it reads the data, so check that a damaged header does not ask for too much.
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+        raise ValueError(f"an array {shape} of {dtype} is longer than its bytes")
+    return npy.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def _decode_arrays(most: int | None, data: bytes) -> dict[str, Any]:
+    from zipfile import ZipFile
+
+    with ZipFile(io.BytesIO(data)) as archive:
+        check_size(sum(member.file_size for member in archive.infolist()), most)
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return {
+        name.removesuffix(".npy"): _decode_array(member) if member.startswith(_NUMPY) else member
+        for name, member in members.items()
+    }
+
+
+def _decode_tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
+
+
+def _decode_torch(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+_BY_EXTENSION: dict[str, Decode] = {
+    **dict.fromkeys(("txt", "text", "transcript"), partial(str, encoding="utf-8")),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.unpackb),
+    **dict.fromkeys(("ten", "tb"), _decode_tenbin),
+    "npy": _decode_array,
+}

@@ -24,7 +24,7 @@ from energon_lite import (
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
-from energon_lite.storage.samples import decoding
+from energon_lite.storage.samples import part_decoder
 from tests.testing import ALONE, alone, take
 
 
@@ -204,13 +204,13 @@ def test_memory_that_runs_out_while_a_part_is_unpacked_ends_the_run(
 
     with _train(leaf_of(30, "a"), 0, Patient()) as loader:
         for name in ("txt", "json", "cls"):
-            monkeypatch.setitem(decoding._BY_EXTENSION, name, unpack)
-        decoding._decoder_for.cache_clear()
+            monkeypatch.setitem(part_decoder._BY_EXTENSION, name, unpack)
+        part_decoder.decoder_for.cache_clear()
         try:
             with pytest.raises(FatalSampleError, match="no memory was left in decode"):
                 next(iter(loader))
         finally:
-            decoding._decoder_for.cache_clear()
+            part_decoder.decoder_for.cache_clear()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
-from energon_lite.storage.samples import decoding
+from energon_lite.storage.samples import decoding, part_decoder
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.image_decoding import FORMATS, IMAGE_EXTENSIONS, IMAGE_FORMS
 
@@ -79,7 +79,7 @@ def test_most_headers_of_arrays_are_not_parsed_as_source(
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     np.save(file := io.BytesIO(), array)
     monkeypatch.setattr(np.lib.format, "read_magic", None)
-    assert np.array_equal(decoding._decode_array(file.getvalue()), array)
+    assert np.array_equal(part_decoder._decode_array(file.getvalue()), array)
 
 
 @given(
@@ -360,11 +360,11 @@ def test_what_is_not_the_samples_fault_is_no_decode_error(
         raise raised
 
     monkeypatch.setattr(decoding, "_gunzip", fails)
-    monkeypatch.setitem(decoding._BY_EXTENSION, "json", fails)
-    monkeypatch.setitem(decoding._BY_EXTENSION, "npy", fails)
-    decoding._decoder_for.cache_clear()
+    monkeypatch.setitem(part_decoder._BY_EXTENSION, "json", fails)
+    monkeypatch.setitem(part_decoder._BY_EXTENSION, "npy", fails)
+    part_decoder.decoder_for.cache_clear()
     try:
         with pytest.raises(expected):
             SampleDecoder(handlers={"own": fails}).decode(part, b"data")
     finally:
-        decoding._decoder_for.cache_clear()
+        part_decoder.decoder_for.cache_clear()

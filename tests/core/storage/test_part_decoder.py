@@ -13,7 +13,7 @@ from energon_lite.entry_points import Decoder
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.storage import PartDecoder, RangeStream, SampleDecoder
 from energon_lite.storage.read.ranges import StreamedParts
-from energon_lite.storage.samples import decoding, part_decoder
+from energon_lite.storage.samples import part_decoder
 from energon_lite.storage.samples.part_decoder import DecoderSettings
 
 
@@ -38,7 +38,7 @@ def decoder(settings: DecoderSettings) -> Reversed | None:
 
 
 def forget() -> None:
-    for function in (part_decoder._entries, decoding._decoder_for, part_decoder.made_decoder):
+    for function in (part_decoder._entries, part_decoder.decoder_for, part_decoder.made_decoder):
         function.cache_clear()
 
 
