@@ -30,11 +30,17 @@ from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
-from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan
+from energon_lite.storage.prepare.choice import (
+    CRUDE,
+    Choice,
+    divide,
+    find_sample_type,
+    parse_pattern,
+    parse_ratio,
+    sample_document,
+)
+from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type, sample_document
-from energon_lite.storage.prepare.shard_scans import is_unfinished
 from energon_lite.storage.sharded_job.job import Progress
 
 T = TypeVar("T", bound=Callable[..., object])
@@ -226,7 +232,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
     again = asked["force_overwrite"]
-    if not again and dialogue is not None and nv_meta.is_prepared(root) and not is_unfinished(root):
+    if not again and dialogue is not None and nv_meta.is_prepared(root) and not nv_meta.is_unfinished(root):
         with _explained(root, False):
             again = dialogue.ask_again(root)
         if not again:

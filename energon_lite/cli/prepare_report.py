@@ -16,9 +16,9 @@ from energon_lite.cli.text import byte_size
 from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import counted, listed
 from energon_lite.storage.index import nv_meta
+from energon_lite.storage.prepare.choice import SAMPLE_LOADER
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareReport
-from energon_lite.storage.prepare.sample_document import SAMPLE_LOADER
 
 
 def show_scan(scan: DatasetScan) -> None:

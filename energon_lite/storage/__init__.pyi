@@ -2,7 +2,7 @@ from .files.atomic_file import replacing as replacing
 from .index.columns import write_column as write_column
 from .index.nv_meta import is_prepared as is_prepared
 from .index.nv_meta import read_info as read_info
-from .index.splits import parse_ratio as parse_ratio
+from .prepare.choice import parse_ratio as parse_ratio
 from .prepare.prepare import prepare_dataset as prepare_dataset
 from .read.ranges import RangeStream as RangeStream
 from .read.ranges import ReadAhead as ReadAhead

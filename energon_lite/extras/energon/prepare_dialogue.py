@@ -17,18 +17,18 @@ from energon_lite.cli.text import byte_size
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.index.splits import parse_ratio
-from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.sample_document import (
+from energon_lite.storage.prepare.choice import (
     CRUDE,
     SAMPLE_LOADER,
     check_parts,
     class_of,
     find_sample_type,
     is_required,
+    parse_ratio,
     sample_document,
     sample_fields,
 )
+from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map

@@ -24,9 +24,9 @@ from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
 from energon_lite.storage.files.byte_ranges import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
+from energon_lite.storage.prepare.choice import Choice
+from energon_lite.storage.prepare.dataset_scan import DatasetScan, Shards, chosen_shards, dataset_scan
 from energon_lite.storage.prepare.prepare import PrepareOptions, PrepareReport, already_prepared, write_prepared
-from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.work import Outcome, Table
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan

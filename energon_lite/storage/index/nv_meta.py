@@ -40,6 +40,8 @@ SQLITE_INDEX = "index.sqlite"
 #: An ``index.sqlite`` with tables of other programs is kept here until the new one is written.
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
+#: File that marks a folder whose preparation has not ended.
+UNFINISHED = "energon_lite.unfinished"
 
 #: Bytes; a larger file is not a list of shards: the list of a million shards takes a twentieth of this.
 _LARGEST = 1 << 30
@@ -78,6 +80,16 @@ def meta_path(root: str, name: str) -> str:
 def is_prepared(root: str) -> bool:
     """Return True if the folder was prepared completely."""
     return any(os.path.isfile(meta_path(root, name)) for name in (INFO_JSON, INFO_YAML))
+
+
+def mark_unfinished(root: str) -> None:
+    """Mark the preparation as unfinished, although ``.info.json`` may exist already."""
+    write_bytes(meta_path(root, UNFINISHED), flush=False)
+
+
+def is_unfinished(root: str) -> bool:
+    """Return True if a preparation was interrupted in its last steps."""
+    return os.path.exists(meta_path(root, UNFINISHED))
 
 
 def check_writable(root: str) -> None:

@@ -1,86 +1,43 @@
-"""The contents of a folder of shards before it is prepared, and the user's choices about it."""
+"""The scan of a folder of shards before it is prepared: a sharded job whose units are shards, and its result.
+
+The result for each shard is kept in a file of its own, in ``.nv-meta/energon_lite.shards``. The finished packed index
+has the contents of all these files, so they are removed then, and the next ``prepare`` takes unchanged shards from the
+packed index.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError, counted, listed
-from energon_lite.storage.index.nv_meta import DATASET_YAML
+from energon_lite.errors import DataIndexError, EmptyDatasetError, ShardFormatError, UsageError, counted, listed
+from energon_lite.storage.files.atomic_file import flush_files, remove_if_there
+from energon_lite.storage.files.shard_store import file_state
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, UNFINISHED, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
-from energon_lite.storage.tar.tar_scan import ShardScan, check_is_file
+from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob, Tick
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, check_is_file, scan_shard
 
 _log = logging.getLogger(__name__)
 
 #: More part names than this in a data set usually mean that keys contain dots.
 _MANY_PART_NAMES = 100
-
-
-@dataclass(frozen=True)
-class DatasetScan:
-    """The contents of a folder of shards.
-
-    Attributes:
-        root: the folder, absolute, or a URL.
-        scans: shards that hold samples, in order.
-        index: the packed index over them.
-        parts: number of parts by part name, the most frequent first.
-        notes: remarks on oddities.
-    """
-
-    root: str
-    scans: tuple[ShardScan, ...]
-    index: PackedIndex
-    parts: Mapping[str, int]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def shard_names(self) -> tuple[str, ...]:
-        """Names of the shards that hold samples, in order."""
-        return self.index.shard_names
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in all shards."""
-        return len(self.index)
-
-    def read(self, indices: Sequence[int]) -> list[RawSample]:
-        """Read the samples with these numbers."""
-        nothing = np.zeros(0, dtype=np.int64)
-        reader = SampleReader(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
-        return [reader.sample(index) for index in indices]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The user's choices about a folder: splits, and the description of samples.
-
-    Args:
-        splits: shard names by split.
-        may_be_empty: splits that are expected to have no shards.
-        dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
-        dataset_yaml_name: name of that file.
-        files: contents of other files in ``.nv-meta``, by name; existing ones are not replaced.
-    """
-
-    splits: Mapping[str, Sequence[str]]
-    may_be_empty: Collection[str] = ()
-    dataset_document: Mapping[str, Any] | None = None
-    dataset_yaml_name: str = DATASET_YAML
-    files: Mapping[str, str] = field(default_factory=dict)
+#: Seconds of work up to which no helpers are started.
+_ALONE = 0.3
 
 
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
@@ -112,12 +69,9 @@ def chosen_shards(root: str, files: Iterable[str], exclude: str | None = None) -
         unwanted = re.compile(exclude) if exclude else None
     except re.error as error:
         raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from None
-    names, compressed = [], []
-    for name in files:
-        if name.endswith(".tar"):
-            names.append(name)
-        elif name.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2")):
-            compressed.append(name)
+    files = list(files)
+    names = [name for name in files if name.endswith(".tar")]
+    compressed = [name for name in files if name.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2"))]
     chosen = sorted(name for name in names if not (unwanted and unwanted.search(name)))
     if not chosen and compressed:
         raise ShardFormatError(
@@ -154,6 +108,165 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             waiting.extend(path for name in folders if os.path.islink(path := os.path.join(folder, name)))
             yield folder, files
+
+
+class Shards(Work[str, ShardScan]):
+    """The scanning of shards of the folder ``root``; it also writes their ``.tar.idx``, without flushing them."""
+
+    def __init__(self, root: str):
+        super().__init__(meta_path(root, "energon_lite.shards"))
+        self.root = root
+
+    def name(self, unit: str) -> str:
+        return unit
+
+    def where(self, unit: str) -> str:
+        return os.path.join(self.root, unit)
+
+    def inputs(self, unit: str) -> list[Any]:
+        """Return the version of the scan's rules, and size, time of change and first block's checksum of the shard."""
+        return [SCAN_RULES, *(file_state(self.where(unit)) or (-1, -1, -1))]
+
+    def do(self, unit: str) -> ShardScan:
+        scan = scan_shard(self.root, unit)
+        write_shard_index(self.root, scan, flush=False)
+        return scan
+
+    def pack(self, result: ShardScan) -> tuple[dict[str, Any], Arrays]:
+        fields = vars(result) | {"keys": np.frombuffer(result.keys, dtype=np.uint8)}
+        arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in fields.items() if name not in arrays}, arrays
+
+    def unpack(self, table: Table, arrays: Arrays) -> ShardScan:
+        texts = {name: tuple(table[name]) for name in ("part_names", "notes")}
+        return ShardScan(**{**table, **texts, **arrays, "keys": arrays["keys"].tobytes()})
+
+
+class ShardScans(ShardedJob[str, ShardScan]):
+    """The scans of all shards: known ones, and those that ranks and processes make.
+
+    Args:
+        root: the data set's folder.
+        shards: names of all shards, in order.
+        ranks: the ranks that share the work; None: this process alone.
+        workers: processes of this rank at most; None for one per core.
+        rescan: ignore the packed index of an earlier preparation, but not the results of an interrupted one.
+        progress: called with the number of finished shards, the number of all, and a few words.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        shards: Sequence[str],
+        *,
+        ranks: Ranks | None = None,
+        workers: int | None = None,
+        rescan: bool = False,
+        progress: Progress | None = None,
+    ):
+        ranks = ranks or Ranks()
+        self.root = root
+        self._indexed = {} if rescan else _indexed_scans(root, ranks.seen(shards))
+        super().__init__(
+            Shards(root),
+            shards,
+            ranks=ranks,
+            workers=workers,
+            alone=_ALONE,
+            known=self._indexed,
+            where=root,
+            tick=_reporter(root, progress) if progress else None,
+        )
+
+    def do_share(self) -> None:
+        """Scan the new and changed shards of this rank's share; afterwards all of its shards have a ``.tar.idx``."""
+        super().do_share()
+        for name in self.done.keys() - self.made:
+            write_shard_index(self.root, self.read(name))
+        if self.ranks.rank:
+            self._flush()
+
+    def gather(self) -> None:
+        """On rank 0: collect the scans of all ranks; see :meth:`ShardedJob.gather`."""
+        super().gather()
+        self._flush()
+
+    def read(self, unit: str) -> ShardScan:
+        """Return the scan of a finished shard."""
+        return self._indexed.get(unit) or super().read(unit)
+
+    def _flush(self) -> None:
+        flush_files([shard_index_path(self.root, name) for name in self.made])
+
+
+def _reporter(root: str, progress: Progress) -> Tick[str]:
+    """Return the reporter of progress in shards and in their bytes per second. Little more than headers is read, so the
+    speed may exceed that of the disk."""
+    size, start = 0, time.monotonic()
+
+    def report(name: str, table: Table | None, done: int, of: int) -> None:
+        nonlocal size
+        path = os.path.join(root, name)
+        size += os.path.getsize(path) if os.path.exists(path) else 0
+        speed = size / max(time.monotonic() - start, 1e-6) / 1e9
+        progress(done, of, f"{speed:.2f} GB/s")
+
+    return report
+
+
+def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
+    """The scans of those shards that are unchanged in the packed index of an earlier preparation, by name."""
+    try:
+        index = PackedIndex.open(meta_path(root, PACKED_INDEX))
+        if index.rules != SCAN_RULES:
+            return {}
+        rows = {name: row for row, name in enumerate(index.shard_names)}
+        scans = [index.scan(rows[shard]) for shard in shards if shard in rows]
+    except (OSError, DataIndexError):
+        return {}
+    now = Shards(root).inputs
+    return {scan.name: scan for scan in scans if now(scan.name) == [SCAN_RULES, scan.size, scan.mtime_ns, scan.head]}
+
+
+def remove_scans(root: str) -> None:
+    """Remove the files of all scans, and after them the mark of an unfinished preparation."""
+    Shards(root).remove()
+    remove_if_there(meta_path(root, UNFINISHED))
+
+
+@dataclass(frozen=True)
+class DatasetScan:
+    """The contents of a folder of shards.
+
+    Attributes:
+        root: the folder, absolute, or a URL.
+        scans: shards that hold samples, in order.
+        index: the packed index over them.
+        parts: number of parts by part name, the most frequent first.
+        notes: remarks on oddities.
+    """
+
+    root: str
+    scans: tuple[ShardScan, ...]
+    index: PackedIndex
+    parts: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Names of the shards that hold samples, in order."""
+        return self.index.shard_names
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return len(self.index)
+
+    def read(self, indices: Sequence[int]) -> list[RawSample]:
+        """Read the samples with these numbers."""
+        nothing = np.zeros(0, dtype=np.int64)
+        reader = SampleReader(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
+        return [reader.sample(index) for index in indices]
 
 
 def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:

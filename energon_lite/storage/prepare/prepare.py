@@ -28,17 +28,23 @@ from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.prepare.dataset_scan import (
+from energon_lite.storage.prepare.choice import (
     Choice,
+    collapse_names,
+    divide,
+    parse_pattern,
+    sample_document,
+    split_notes,
+)
+from energon_lite.storage.prepare.dataset_scan import (
     DatasetScan,
+    ShardScans,
     count_parts,
     find_shards,
     merge_scans,
     odd_sample_notes,
+    remove_scans,
 )
-from energon_lite.storage.prepare.sample_document import sample_document
-from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
 from energon_lite.storage.sharded_job.job import Progress, Ranks
 
 _log = logging.getLogger(__name__)
@@ -112,7 +118,7 @@ def write_prepared(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> Pr
         if choice:
             # The database gets its name right after this, since Energon misinterprets a folder that has it but no
             # .info.json. The mark identifies a run that is killed between the two steps.
-            mark_unfinished(root)
+            nv_meta.mark_unfinished(root)
             written.append(nv_meta.write_info(root, counts, legacy=legacy))
     # The packed index has the contents of the scans' files: the next preparation takes unchanged shards from there.
     _remove_leftovers(root, scan.shard_names)
@@ -303,7 +309,7 @@ def prepare_folder(
             shards = find_shards(root, options.exclude)
             if not ranks.rank:
                 held.enter_context(held_folder(root, "prepares"))
-                if nv_meta.is_prepared(root) and not is_unfinished(root) and not options.force_overwrite:
+                if nv_meta.is_prepared(root) and not nv_meta.is_unfinished(root) and not options.force_overwrite:
                     raise already_prepared(root)
                 nv_meta.check_writable(root)
         workers, progress = options.workers, options.progress

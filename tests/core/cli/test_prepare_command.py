@@ -12,7 +12,7 @@ import pytest
 from energon_lite.cli import arguments, prepare_report
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.shard_scans import ShardScans
+from energon_lite.storage.prepare.dataset_scan import ShardScans
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.fork_server import run_program
 from tests.prepare_by_command import FIELDS, document, run, written

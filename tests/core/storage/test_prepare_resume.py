@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare import shard_scans
+from energon_lite.storage.prepare import dataset_scan
+from energon_lite.storage.prepare.dataset_scan import Shards
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
-from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
@@ -34,13 +34,13 @@ def prepare(folder: Path, workers: int = 1, rescan: bool = False) -> None:
 def scanned(monkeypatch: pytest.MonkeyPatch) -> Scanned:
     """The names of the shards that are scanned from here on."""
     names: Scanned = []
-    scan = shard_scans.scan_shard
+    scan = dataset_scan.scan_shard
 
     def recorded(root: str, name: str) -> ShardScan:
         names.append(name)
         return scan(root, name)
 
-    monkeypatch.setattr(shard_scans, "scan_shard", recorded)
+    monkeypatch.setattr(dataset_scan, "scan_shard", recorded)
     return names
 
 
@@ -170,7 +170,7 @@ class TestWhatIsKnown:
         prepare(ten)
         write_result(ten, "b.tar")
         scanned.clear()
-        monkeypatch.setattr("energon_lite.storage.prepare.shard_scans.SCAN_RULES", 99)
+        monkeypatch.setattr("energon_lite.storage.prepare.dataset_scan.SCAN_RULES", 99)
         prepare(ten)
         assert len(scanned) == 3
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import EnergonLiteError, ShardFormatError, WorkerError
-from energon_lite.storage.prepare.shard_scans import Shards
+from energon_lite.storage.prepare.dataset_scan import Shards
 from energon_lite.storage.sharded_job import work as helpers
 from energon_lite.storage.sharded_job.work import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -70,7 +70,7 @@ def boot_with(text: str) -> str:
 
 #: A helper that calls ``before(name)`` for each shard that it scans.
 PATCHED = (
-    "import energon_lite.storage.prepare.shard_scans as s, os, time; scan = s.scan_shard; "
+    "import energon_lite.storage.prepare.dataset_scan as s, os, time; scan = s.scan_shard; "
     "s.scan_shard = lambda r, n: (before(n), scan(r, n))[1]"
 )
 
@@ -98,7 +98,7 @@ def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
 
 SCRIPT = """
 import sys
-from energon_lite.storage.prepare.shard_scans import Shards
+from energon_lite.storage.prepare.dataset_scan import Shards
 from energon_lite.storage.sharded_job import work as helpers
 helpers._WORK_HERE = False
 folder = sys.argv[1]
