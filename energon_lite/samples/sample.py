@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -151,14 +151,10 @@ class Sample(_Record):
         return cls(**(_joined_base(present) | merged))
 
 
-_fields_of: dict[type[Any], tuple[str, ...]] = {}
-
-
+@cache
 def _own_fields(cls: type[Any]) -> tuple[str, ...]:
-    """Names of the fields of a sample type without the base fields."""
-    if cls not in _fields_of:
-        _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
-    return _fields_of[cls]
+    """Names of the fields of a sample type or a batch type without the base fields."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -214,10 +210,9 @@ class Batch(_Record):
             ...     tokens: torch.Tensor  # [rows, longest]
             >>> TextBatch.from_samples(samples)
         """
-        names = [f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS]
         collated = {
             name: _stack([getattr(sample, name) for sample in samples])
-            for name in names
+            for name in _own_fields(cls)
             if name not in fields and samples and all(hasattr(sample, name) for sample in samples)
         }
         return cls(**(base_fields_of(samples) | collated | fields))

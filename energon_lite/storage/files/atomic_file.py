@@ -80,16 +80,12 @@ def write_bytes(path: str, *chunks: bytes | memoryview, flush: bool = True) -> N
 def flush_files(paths: Sequence[str]) -> None:
     """Flush files to the disk in parallel, so that the file system writes its journal once for many of them."""
     with ThreadPoolExecutor(_FLUSHING_THREADS) as pool:
-        for _ in pool.map(_flush, paths):
-            pass
+        list(pool.map(_flush, paths))
 
 
 def _flush(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:
+        os.fsync(file.fileno())
 
 
 def remove_if_there(path: str) -> None:

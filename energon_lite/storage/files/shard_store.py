@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from energon_lite.documents.paths import is_url
@@ -59,13 +60,10 @@ class ReadCounts:
 
     def take(self) -> Reads:
         """Return the counts since the last call, and subtract them."""
-        counts = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits, self.stored_samples)
-        # Subtracted, not set to 0: other threads may count at the same time.
-        self.bytes_read -= counts.bytes_read
-        self.requests -= counts.requests
-        self.memory_hits -= counts.memory_hits
-        self.folder_hits -= counts.folder_hits
-        self.stored_samples -= counts.stored_samples
+        counts = Reads(*(getattr(self, name) for name in self.__slots__))
+        for name, count in counts._asdict().items():
+            # Subtracted, not set to 0: other threads may count at the same time.
+            setattr(self, name, getattr(self, name) - count)
         return counts
 
 
@@ -317,16 +315,11 @@ def storage_error(path: str, error: OSError) -> DatasetError:
     return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")
 
 
-_shared: ShardStore | None = None
-
-
+@cache
 def shared_store() -> ShardStore:
     """Return the store that all data sets of this process share, so that a large blend stays within the limit of files.
 
     It keeps a quarter of the files that the system allows this process, at least 16 and at most 4096.
     """
-    global _shared
-    if _shared is None:
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        _shared = ShardStore(4096 if allowed < 0 else min(4096, max(16, allowed // 4)))
-    return _shared
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return ShardStore(4096 if allowed < 0 else min(4096, max(16, allowed // 4)))

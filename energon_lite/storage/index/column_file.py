@@ -150,7 +150,7 @@ class ColumnFile:
         stored = cls.stored(root, name)
         for file in stored:
             if file.fits(index):
-                missing = [index.shard_names[row] for row in rows if not file.known(row)]
+                missing = [index.shard_names[row] for row in rows if not file.shards[row, _KNOWN]]
                 if not missing:
                     return file
                 raise DataIndexError(
@@ -176,10 +176,6 @@ class ColumnFile:
             return False
         return bool(np.array_equal(self.shards[:, :_IDENTITY], shard_table(index)[:, :_IDENTITY]))
 
-    def known(self, row: int) -> bool:
-        """Return True if the values of the ``row``-th shard were measured."""
-        return bool(self.shards[row, _KNOWN])
-
     def fingerprint(self, rows: Sequence[int]) -> str:
         """Hash of the values of the shards in these rows."""
         text = " ".join(map(str, self.shards[rows, _CHECKSUM].tolist()))
@@ -188,25 +184,21 @@ class ColumnFile:
     def unchanged(self, index: PackedIndex) -> dict[int, tuple[Any, Made]]:
         """Return the known values of shards that ``index`` has unchanged, with their maker, by their row in
         ``index``."""
-        return {row: (self.block(start, stop), made) for row, (start, stop, made) in self._unchanged(index).items()}
-
-    def block(self, start: int, stop: int) -> Any:
-        """The values of the samples ``start..stop-1``."""
-        return self.values[start:stop]
-
-    def _unchanged(self, index: PackedIndex) -> dict[int, tuple[int, int, Made]]:
-        """First sample, last + 1, and maker of each known shard that has not changed, by its row in ``index``."""
         identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
         rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
-        unchanged: dict[int, tuple[int, int, Made]] = {}
+        unchanged: dict[int, tuple[Any, Made]] = {}
         stop = 0
         for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
             start, stop = stop, stop + shard[3]
             row = rows.get((name, tuple(shard[:_IDENTITY])))
             # A shard without a time of change may have changed unnoticed.
             if row is not None and shard[_KNOWN] and shard[2]:
-                unchanged[row] = start, stop, self.makers[shard[_KNOWN] - 1]
+                unchanged[row] = self.block(start, stop), self.makers[shard[_KNOWN] - 1]
         return unchanged
+
+    def block(self, start: int, stop: int) -> Any:
+        """The values of the samples ``start..stop-1``."""
+        return self.values[start:stop]
 
 
 class RaggedFile(ColumnFile):

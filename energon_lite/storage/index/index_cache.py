@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from energon_lite.documents.paths import is_url
@@ -102,18 +102,13 @@ def local_meta(path: str) -> str:
 
 
 def index_places(root: str) -> tuple[str, str]:
-    """Possible places of the packed index of a data set: next to the data, and in the user's cache."""
-    places = list(_places(root))
-    return places[0], places[-1]
-
-
-def _places(root: str) -> Iterator[str]:
-    if not is_url(root):
-        yield meta_path(root, PACKED_INDEX)
+    """Possible places of the packed index of a data set: next to the data (of a URL: in the cache), and in the user's
+    cache."""
     name = os.path.basename(os.path.normpath(root))
     of = root if is_url(root) else os.path.realpath(root)
     place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    yield os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+    cached = os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
+    return cached if is_url(root) else meta_path(root, PACKED_INDEX), cached
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
@@ -208,7 +203,7 @@ def check_count(root: str, shard: str, samples: int, expected: int) -> None:
 
 
 def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
-    for path in _places(root):
+    for path in dict.fromkeys(index_places(root)):
         index = _fitting(path, fits)
         if index is not None:
             return index, path

@@ -26,7 +26,7 @@ from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.ranges import PartRange, ReadAhead, StreamedParts, range_cache
-from energon_lite.storage.read.runs import LARGEST_READ, Usage, fetch_neighbours, reader_ahead
+from energon_lite.storage.read.runs import LARGEST_READ, Ahead, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
 
 Ints = NDArray[np.int64]
@@ -344,18 +344,11 @@ def _make_room(kept: dict[int, Any], most: int) -> None:
             kept.pop(next(iter(kept)), None)
 
 
-class _Ahead(Protocol):
-    """A reader-ahead with its settings."""
-
-    @property
-    def settings(self) -> ReadAhead: ...
-
-
 class Reader(Protocol):
     """Reader of the samples of a source; see :class:`SampleReader`."""
 
     @property
-    def ahead(self) -> _Ahead | None: ...
+    def ahead(self) -> Ahead | None: ...
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]: ...
 

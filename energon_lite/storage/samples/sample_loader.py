@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.ranges import PartRange, StreamedParts
+from energon_lite.storage.read.ranges import PartRange
 from energon_lite.storage.read.sample_reader import Reader, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -65,14 +65,11 @@ class SampleLoader:
         """Names of the parts to read; None for all."""
         return self.part_filter if self.field_map is None else self.field_map.parts
 
-    def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
-        """Return the parts of a data set that need not be read with a sample; None: all have to be."""
-        return None if self.decoder is None else self.decoder.streamed(part_names)
-
     def reader(self, source: AnySource) -> SampleReader:
         """Return the reader of the parts that samples are made of."""
         assert isinstance(source, WebdatasetSource)
-        return SampleReader(source, self.parts, self.streamed(source.part_names))
+        streamed = None if self.decoder is None else self.decoder.streamed(source.part_names)
+        return SampleReader(source, self.parts, streamed)
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
         """Make one sample.
