@@ -100,8 +100,7 @@ class FileStoreWrapper(FileStore[T]):
         self._inner = inner
 
     def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
-        value, source = self._inner[self._full(key)]
-        return value, source
+        return self._inner[self._full(key)]
 
     def get_path(self) -> str:
         return self._inner.get_path()

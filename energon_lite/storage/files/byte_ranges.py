@@ -262,8 +262,7 @@ def url_files(url: str = "") -> UrlFiles:
     Raises:
         UsageError: it is not installed.
     """
-    guest: UrlFiles = remote_guest("url_files", "files behind URLs are read", url)
-    return guest
+    return remote_guest("url_files", "files behind URLs are read", url)
 
 
 def remote_guest(name: str, what: str, where: str, fix: str = "copy the files to a local disk") -> Any:

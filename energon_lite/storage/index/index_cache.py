@@ -40,7 +40,10 @@ def cache_folder() -> str:
 
 
 class FileIndex(Protocol):
-    """Maker of the index of a JSONL file: ``(path) -> FileIndex`` is the entry ``jsonl`` of ``STORAGE_GUESTS``."""
+    """Maker of the index of a JSONL file, local or behind a URL.
+
+    ``(path) -> FileIndex`` is the entry ``jsonl`` of ``STORAGE_GUESTS``; it raises NotPreparedError without a file.
+    """
 
     def fits(self, index: PackedIndex) -> bool:
         """Return True if an index belongs to the file in its current state."""
@@ -52,17 +55,6 @@ class FileIndex(Protocol):
             DatasetError: the file cannot be read.
             ShardChangedError: it was written to during the scan.
         """
-
-
-def index_of_file(path: str) -> FileIndex:
-    """Return the maker of the index of a file, local or behind a URL.
-
-    Raises:
-        NotPreparedError: there is no such file.
-        UsageError: the guest is not installed.
-    """
-    made: FileIndex = storage_guest("jsonl", "JSONL files are indexed", "formats", path)(path)
-    return made
 
 
 class UrlDatasets(NamedTuple):
@@ -84,8 +76,7 @@ def url_datasets(url: str) -> UrlDatasets:
     Raises:
         UsageError: it is not installed.
     """
-    guest: UrlDatasets = remote_guest("url_datasets", "data sets behind URLs are opened", url)
-    return guest
+    return remote_guest("url_datasets", "data sets behind URLs are opened", url)
 
 
 def local_meta(path: str) -> str:
@@ -125,7 +116,11 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
         DatasetError: as :meth:`FileIndex.make`; or no place for the index can be written.
         UsageError: the guest for JSONL files is not installed.
     """
-    file = index_of_file(root) if is_jsonl(root) else _FolderIndex(root, counts or read_info(root))
+    file: FileIndex
+    if is_jsonl(root):
+        file = storage_guest("jsonl", "JSONL files are indexed", "formats", root)(root)
+    else:
+        file = _FolderIndex(root, counts or read_info(root))
 
     def make_at(path: str) -> tuple[PackedIndex, str]:
         return made_once(path, lambda path: _fitting(path, file.fits), lambda: file.make().write(path)), path

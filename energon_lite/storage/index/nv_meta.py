@@ -192,17 +192,13 @@ def _not_prepared(root: str) -> NotPreparedError:
 
 def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
     """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` of old versions); return its path."""
-    document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
+    import energon_lite  # importlib.metadata would take longer than indexing a small data set
+
+    document = {"energon_version": f"energon_lite {energon_lite.__version__}", "shard_counts": dict(shard_counts)}
     path = write_meta(root, INFO_JSON, json.dumps(document, indent=2))
     if legacy:
         write_meta(root, INFO_YAML, document)
     return path
-
-
-def _version() -> str:
-    import energon_lite  # importlib.metadata would take longer than indexing a small data set
-
-    return energon_lite.__version__
 
 
 def read_uuid(root: str) -> str:
@@ -291,5 +287,4 @@ class KeyDatabase(NamedTuple):
 def key_database() -> KeyDatabase | None:
     """Return the guest for ``index.sqlite``; None: it is not installed."""
     target = storage_guests().get(SQLITE_INDEX)
-    guest: KeyDatabase | None = None if target is None else load(target)
-    return guest
+    return None if target is None else load(target)

@@ -120,8 +120,7 @@ class PackedIndex:
         if last - first < _DENSE * len(samples):  # read as a whole
             starts = self.samples[first : last + 2][:, 1]
             return np.stack([starts[samples - first], starts[samples - first + 1]], axis=1)
-        places: Int64 = self.samples.stretches(samples, 2)[:, :, 1]
-        return places
+        return self.samples.stretches(samples, 2)[:, :, 1]
 
     def key_bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes between two offsets in the array of keys."""

@@ -235,8 +235,7 @@ UrlPreparer = Callable[[str, Callable[[DatasetScan], Choice] | None, PrepareOpti
 
 def _url_preparer(url: str) -> UrlPreparer:
     fix = "prepare a local copy, and upload .nv-meta and the .tar.idx files with the shards"
-    guest: UrlPreparer = remote_guest("prepare_url", "data sets at URLs are prepared", url, fix)
-    return guest
+    return remote_guest("prepare_url", "data sets at URLs are prepared", url, fix)
 
 
 def index_again(root: str, options: PrepareOptions | None = None) -> PrepareReport:

@@ -179,8 +179,7 @@ class OpenedSource:
 
     def locate(self, index: int) -> tuple[int, int]:
         locate, place = getattr(self._source(), "locate", None), self._place(index)
-        location: tuple[int, int] = (0, place) if locate is None else locate(place)
-        return location
+        return (0, place) if locate is None else locate(place)
 
     def _place(self, index: int) -> int:
         """The number of a sample within the source."""
@@ -287,8 +286,7 @@ class OpenedSource:
         wanted = self._parts or frozenset()
         if self._renaming is not None:
             wanted = frozenset(column for name, (column, _) in self._renaming.items() if self._is_wanted(name))
-        selected: Source = select(wanted)
-        return selected
+        return select(wanted)
 
     def _chosen(self, stored: Mapping[str, T]) -> list[tuple[str, T, Callable[[Any], Any] | None]]:
         """The wanted parts: name, the stored value or column that it is made of, and the function applied to values."""

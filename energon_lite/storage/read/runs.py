@@ -84,8 +84,7 @@ def reader_ahead(
     """
     if source.read_ahead is None:
         return None
-    reader: Ahead = remote_guest(*_GUEST)(source, parts, streamed)
-    return reader
+    return remote_guest(*_GUEST)(source, parts, streamed)
 
 
 def runs_that_fit(runs: Runs, lengths: Sequence[int] | Int64, mean_bytes: Sequence[float] | NDArray[Any]) -> bool:

@@ -75,8 +75,7 @@ def _kinds_of_guests() -> dict[str, _Kind]:
 
 def _open_by_guest(target: str, path: str, split_part: str) -> Source:
     """Open a source by ``module:function``, which is imported now."""
-    source: Source = load(target)(path, split_part)
-    return source
+    return load(target)(path, split_part)
 
 
 def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...] = (), marker: str = "") -> None:

@@ -96,7 +96,8 @@ class SampleLoader:
             if self.field_map is not None and self.sample_type is not None:
                 return self.sample_type(**self.field_map.apply(decoded), **base)
         except (DecodeError, FieldAccessError) as error:
-            raise _located(error, raw) from error.__cause__
+            place = f"sample {raw.key!r} in {folder_of_shards(raw.source.dataset_path)}/{raw.source.shard_name}"
+            raise type(error)(error.what, where=place, fix=error.fix) from error.__cause__
         crude = CrudeSample(decoded, __shard__=raw.source.shard_name, **base)
         if self.sample_type is None:
             return crude
@@ -105,8 +106,3 @@ class SampleLoader:
         # The user's function may rename a sample, but not change its origin.
         own_key = {"__key__": base.pop("__key__")}
         return self.sample_type(**(own_key | self.sample_loader(crude) | base))
-
-
-def _located(error: DecodeError | FieldAccessError, raw: RawSample) -> SampleError:
-    place = f"sample {raw.key!r} in {folder_of_shards(raw.source.dataset_path)}/{raw.source.shard_name}"
-    return type(error)(error.what, where=place, fix=error.fix)

@@ -294,8 +294,7 @@ def _ask(helper: subprocess.Popen[bytes], unit: object) -> Outcome:
     assert helper.stdin is not None and helper.stdout is not None  # both were asked for as pipes
     pickle.dump(unit, helper.stdin)
     helper.stdin.flush()
-    outcome: Outcome = pickle.load(helper.stdout)
-    return outcome
+    return pickle.load(helper.stdout)
 
 
 def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
