@@ -11,7 +11,7 @@ from energon_lite.documents.paths import absolute_path, is_url
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingShardError, counted, did_you_mean
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import file_version, found_at
-from energon_lite.storage.files.shard_store import ShardStore, changed_shard, shared_store
+from energon_lite.storage.files.shard_store import changed_shard, shared_store
 from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import local_meta, open_index, shard_counts, url_datasets
 from energon_lite.storage.index.nv_meta import folder_of_shards, is_jsonl
@@ -92,7 +92,7 @@ class WebdatasetSource:
         fingerprint, skipped: see :class:`SampleChoice`; the order of the samples comes from the fingerprint.
         part_names: the names of all parts that any sample of the folder has.
         mean_bytes: bytes of shard per sample, headers and padding included.
-        store: the store that bytes are read with.
+        store: the store that bytes are read with, which all data sets of this process share.
         read_ahead: settings for fetching samples from slow storage in advance; None: samples are read on demand.
         runs: neighbours that are read together; None: none.
 
@@ -102,13 +102,11 @@ class WebdatasetSource:
         (413, '000007')
     """
 
-    def __init__(
-        self, choice: SampleChoice, *, index_path: str = "", split_part: str = "", store: ShardStore | None = None
-    ):
+    def __init__(self, choice: SampleChoice, *, index_path: str = "", split_part: str = ""):
         index, self.choice = choice.index, choice
         self.path = choice.path
         self.split_part = split_part
-        self.store = shared_store() if store is None else store
+        self.store = shared_store()
         self.read_ahead: ReadAhead | None = None
         self.runs: Runs | None = None
         self.fingerprint = choice.fingerprint
@@ -134,7 +132,6 @@ class WebdatasetSource:
         subset: SampleRange | None = None,
         skips: str | None = None,
         filters: Sequence[SampleFilter] = (),
-        store: ShardStore | None = None,
         asked: Sequence[str] = (),
         verified: bool = True,
     ) -> WebdatasetSource:
@@ -152,7 +149,6 @@ class WebdatasetSource:
             skips: name of a column, such as ``"skip"``: samples that were skipped during measuring are left out in the
                 same way. It changes neither the rest of the order nor the places of other samples.
             filters: conditions; samples that do not meet all of them are left out in the same way.
-            store: the store to read with; None for the one that all data sets of this process share.
             asked: the data set as arguments of ``energon-lite measure``, for messages about columns.
             verified: compare the bytes with their checksums, where checksums were measured.
 
@@ -183,7 +179,7 @@ class WebdatasetSource:
         span = None if subset is None else subset.bounds(samples)
         excluded = excluded_positions(index, names, excluded_samples)
         choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions, verified, asked)
-        source = cls(choice, index_path=index_path, split_part=split_part, store=store)
+        source = cls(choice, index_path=index_path, split_part=split_part)
         if not len(source):
             raise _empty(source, samples, subset)
         return source

@@ -100,7 +100,8 @@ def test_what_is_not_there(upload: object, memory: Any) -> None:
 
 
 def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
-    source = WebdatasetSource.open(URL, store=ShardStore())
+    source = WebdatasetSource.open(URL)
+    source.store = ShardStore()
     data = memory.cat_file("/bucket/ten/b.tar")
     memory.pipe_file("/bucket/ten/b.tar", b"x" + data[1:])
     with pytest.raises(ShardChangedError, match="same size, other contents"):
@@ -152,7 +153,8 @@ def test_a_store_that_answers_with_other_bytes(
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
     monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0,))
-    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
+    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL)
+    there.store = ShardStore()
     cat_file = type(memory).cat_file
 
     def answer(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
@@ -256,7 +258,8 @@ def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
     [(NoRanges, "status 200"), (Shifted, "asked for bytes 0-511, and answered with 'bytes 3-514")],
 )
 def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], handler: type, reason: str) -> None:
-    source = WebdatasetSource.open(serve(handler), shards=["a.tar"], store=ShardStore())
+    source = WebdatasetSource.open(serve(handler), shards=["a.tar"])
+    source.store = ShardStore()
     with pytest.raises(FatalStorageError, match=reason) as caught:
         SampleReader(source).sample(0)
     assert "a.tar" in str(caught.value) and "nginx" in str(caught.value)
