@@ -330,7 +330,7 @@ class BlendRequest(NamedTuple):
         path: path of the document, or another argument for leaves.
         encoder: the user's hooks.
         reading, split_part: settings that decide the leaves and their samples.
-        run, window: see :func:`~energon_lite.storage.read.run_reader.read_in_runs`.
+        run, window: see :func:`~energon_lite.storage.read.runs.read_in_runs`.
         find: function that finds the leaves; it reads the documents at its first call only.
     """
 

@@ -146,19 +146,7 @@ class ChatSample(Sample):
 
 #: Every modality by its name, which is the ``sample_type`` in ``dataset.yaml``.
 SAMPLE_TYPES: dict[str, type[Sample]] = {
-    cls.__name__: cls
-    for cls in (
-        CaptioningSample,
-        ChatSample,
-        ImageClassificationSample,
-        ImageSample,
-        InterleavedSample,
-        MultiChoiceVQASample,
-        OCRSample,
-        SimilarityInterleavedSample,
-        TextSample,
-        VQAOCRSample,
-        VQASample,
-        VidQASample,
-    )
+    name: kind
+    for name, kind in sorted(vars().items())
+    if isinstance(kind, type) and issubclass(kind, Sample) and kind is not Sample
 }

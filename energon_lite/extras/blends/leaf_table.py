@@ -283,7 +283,7 @@ class LeafTable(MadeOnAccess[Leaf]):
         facts: facts of each leaf.
         keys: ``[leaves]`` uint64, key of each leaf.
         opener: opener of a leaf.
-        run, window: see :func:`~energon_lite.storage.read.run_reader.read_in_runs`.
+        run, window: see :func:`~energon_lite.storage.read.runs.read_in_runs`.
     """
 
     reads_ahead = False
