@@ -18,7 +18,7 @@ from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity
 from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.sample_choice import SampleFilter
+from energon_lite.storage.read.source import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
 from energon_lite.storage.stores import DecodeFileStore, FileStore
 

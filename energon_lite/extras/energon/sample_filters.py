@@ -113,7 +113,7 @@ class SampleFilter:
     def opened(
         self, path: str, index: PackedIndex | None, column: Callable[[str], Any]
     ) -> Callable[[int, int], NDArray[np.bool_]]:
-        """Return a mask of samples; see :class:`~energon_lite.storage.read.sample_choice.SampleFilter`."""
+        """Return a mask of samples; see :class:`~energon_lite.storage.read.source.SampleFilter`."""
         if self.index is None:
             columns = {name: column(name) for name in self.columns}
 

@@ -29,6 +29,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,11 @@ class PackedIndex:
 
     def __len__(self) -> int:
         return len(self.samples) - 1
+
+    @cached_property
+    def shard_rows(self) -> dict[str, int]:
+        """Number of each shard, by its name."""
+        return {name: row for row, name in enumerate(self.shard_names)}
 
     @property
     def shard_counts(self) -> dict[str, int]:

@@ -220,8 +220,7 @@ def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
         index = PackedIndex.open(meta_path(root, PACKED_INDEX))
         if index.rules != SCAN_RULES:
             return {}
-        rows = {name: row for row, name in enumerate(index.shard_names)}
-        scans = [index.scan(rows[shard]) for shard in shards if shard in rows]
+        scans = [index.scan(index.shard_rows[shard]) for shard in shards if shard in index.shard_rows]
     except (OSError, DataIndexError):
         return {}
     now = Shards(root).inputs

@@ -21,10 +21,9 @@ from energon_lite.errors import (
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import COUNTS, Range, Shard, ShardStore
-from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.ranges import ReadAhead
-from energon_lite.storage.read.sample_choice import SampleFilter
-from energon_lite.storage.read.source import OpenSource, Source
+from energon_lite.storage.read.sample_choice import DenseExclusion
+from energon_lite.storage.read.source import OpenSource, SampleFilter, Source
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 
 T = TypeVar("T")

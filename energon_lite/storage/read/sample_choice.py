@@ -7,9 +7,9 @@ import logging
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,35 +21,10 @@ from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn
 from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
+from energon_lite.storage.read.source import SampleFilter
 from energon_lite.storage.tar.members import Int64
 
 _log = logging.getLogger(__name__)
-
-
-class SampleFilter(Protocol):
-    """A condition on samples, as a guest makes it of a text: entry ``filter`` of the table ``METADATASET_KEYS``.
-
-    Attributes:
-        text: the text.
-    """
-
-    text: str
-
-    def opened(
-        self, path: str, index: PackedIndex | None, column: Callable[[str], Any]
-    ) -> Callable[[int, int], NDArray[np.bool_]]:
-        """Return ``keep(first, stop)``: a mask of the samples ``first..stop-1``, counted over all shards.
-
-        Args:
-            path: the data set.
-            index: its packed index; None: a source of another format.
-            column: returns the values of a column for all samples, to be cut into slices.
-
-        Raises:
-            DataIndexError: the filter needs a file that does not exist, or is damaged.
-            UsageError: it is no condition on such a data set.
-        """
 
 
 class SampleChoice:
@@ -100,8 +75,7 @@ class SampleChoice:
         self.span = span
         self.skips = skips
         self.filters = tuple(filters)
-        numbers = {name: number for number, name in enumerate(index.shard_names)}
-        self._shards = [numbers[name] for name in shard_names]
+        self._shards = [index.shard_rows[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
         self.checksums: RaggedFile | None = None
         if verified and RaggedFile.stored(path, CHECKSUMS):
@@ -118,15 +92,13 @@ class SampleChoice:
         self._starts = [0, *accumulate(counts)]
         self._start, stop = span or (0, self._starts[-1])
         excluded = excluded[(excluded >= self._start) & (excluded < stop)]
-        self._kept: KeptSamples | None = None
-        if len(excluded):
-            self._kept = SparseExclusion(stop - self._start, excluded - self._start)
-        without_skips = stop - self._start - len(excluded)
+        without_skips = SparseExclusion(stop - self._start, excluded - self._start)
         self.filtered = 0
         left = None if skips is None and not filters else self._left(skips, stop, excluded)
-        self._kept = self._kept if left is None else left
-        self._length = without_skips if left is None else len(left)
-        self.skipped = without_skips - self._length - self.filtered
+        kept = without_skips if left is None else left
+        self._kept = kept if len(excluded) or left is not None else None
+        self._length = len(kept)
+        self.skipped = len(without_skips) - self._length - self.filtered
         starts = np.array(self._starts, dtype=np.int64)
         self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
         read = zip(shard_names, [row[0] for row in rows], counts, strict=True)
@@ -291,13 +263,13 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
     wanted: dict[str, set[str]] = {}
     for shard, key in excluded:
         wanted.setdefault(shard, set()).add(key)
-    rows = {name: number for number, name in enumerate(index.shard_names)}
-    for shard in wanted.keys() - rows.keys():
+    for shard in wanted.keys() - index.shard_rows.keys():
         _log.warning("exclude names samples of shard %r, which the data set does not have", shard)
     positions: list[int] = []
     start = 0
     for name in shards:
-        first, stop = index.shards[rows[name] : rows[name] + 2, 3].tolist()
+        row = index.shard_rows[name]
+        first, stop = index.shards[row : row + 2, 3].tolist()
         keys = wanted.get(name)
         if keys:
             key_of = {place: key for place, key in enumerate(index.keys(first, stop), start) if key in keys}
@@ -306,3 +278,122 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
         start += stop - first
     return np.array(positions, dtype=np.int64)
+
+
+# -- the samples that are left after an exclusion -------------------------------------------------------------------
+#
+# The place of the n-th kept sample, without a list of all of them, in two forms with the same answers. The few samples
+# that ``split.yaml`` excludes are stored as sorted positions. Many excluded samples, such as those that a task encoder
+# skipped, are stored as a bit for each sample and a count for each 512 of them: 0.14 bytes for a sample, whatever the
+# number of exclusions. Both are plain arrays, so forked processes share their memory.
+
+#: Samples of one block, which has a count.
+_BLOCK = 512
+#: Places that are looked up at once: as many blocks are unpacked.
+_ROWS = 4096
+
+
+class SparseExclusion:
+    """The samples of a range without a few excluded ones.
+
+    Args:
+        samples: length of the range.
+        left_out: ``[n]``, ascending places in the range.
+
+    Example:
+        >>> kept = SparseExclusion(10, np.array([0, 4]))
+        >>> [kept.place(number) for number in range(len(kept))]
+        [1, 2, 3, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(self, samples: int, left_out: Int64):
+        self._length = samples - len(left_out)
+        # The number of excluded samples before the i-th kept one is the count of shifted places up to i.
+        self._shifted = left_out.astype(np.int64) - np.arange(len(left_out), dtype=np.int64)
+        self._view = memoryview(self._shifted)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def place(self, number: int) -> int:
+        """The place within the range of the kept sample ``number``."""
+        return number + bisect_right(self._view, number)
+
+    def places(self, numbers: Int64) -> Int64:
+        """:meth:`place` of many samples, ``[n]``."""
+        return numbers + np.searchsorted(self._shifted, numbers, side="right")
+
+
+class DenseExclusion:
+    """The samples of a range whose bit is set, for exclusions of many samples.
+
+    Args:
+        samples: length of the range.
+        kept: boolean arrays that together make up the range, in order.
+
+    Attributes:
+        digest: 32 hexadecimal characters that identify the exclusion.
+
+    Example:
+        >>> kept = DenseExclusion(4, [np.array([False, True]), np.array([True, False])])
+        >>> len(kept), kept.place(1)
+        (2, 2)
+    """
+
+    def __init__(self, samples: int, kept: Iterable[NDArray[np.bool_]]):
+        blocks = -(-samples // _BLOCK)
+        self._bits = np.zeros((blocks, _BLOCK // 8), dtype=np.uint8)
+        flat, filled = self._bits.reshape(-1), 0
+        rest: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # samples that do not fill a byte yet
+        for part in kept:
+            part = np.concatenate([rest, part]) if len(rest) else part
+            whole = len(part) // 8
+            flat[filled : filled + whole] = np.packbits(part[: 8 * whole])
+            filled, rest = filled + whole, part[8 * whole :]
+        if len(rest):
+            flat[filled] = np.packbits(rest)[0]
+        assert 8 * filled + len(rest) == samples
+        counts = np.empty(blocks, dtype=np.int64)
+        for start in range(0, blocks, _ROWS):
+            counts[start : start + _ROWS] = _ONES[self._bits[start : start + _ROWS]].sum(axis=1, dtype=np.int64)
+        #: Kept samples before each block; the last entry counts all of them.
+        self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+        self._view = self._before.data
+        self.digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._view[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_view"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _view=state["_before"].data)
+
+    def place(self, number: int) -> int:
+        """The place within the range of the kept sample ``number``."""
+        block = bisect_right(self._view, number) - 1
+        ones = np.flatnonzero(np.unpackbits(self._bits[block]))
+        return block * _BLOCK + int(ones[number - self._view[block]])
+
+    def places(self, numbers: Int64) -> Int64:
+        """:meth:`place` of many samples, ``[n]``."""
+        places = np.empty(len(numbers), dtype=np.int64)
+        for start in range(0, len(numbers), _ROWS):
+            part = numbers[start : start + _ROWS]
+            rows = np.arange(len(part))
+            block = np.searchsorted(self._before, part, side="right") - 1
+            bits, rank = self._bits[block], part - self._before[block]
+            ones = np.cumsum(_ONES[bits], axis=1, dtype=np.int16)
+            byte = (ones <= rank[:, None]).sum(axis=1)
+            here = bits[rows, byte]
+            rank -= ones[rows, byte] - _ONES[here]  # kept samples of the block before this byte
+            places[start : start + len(part)] = block * _BLOCK + 8 * byte + _SELECT[here, rank]
+        return places
+
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+#: Number of ones in each byte.
+_ONES = _BITS.sum(axis=1, dtype=np.uint8)
+#: Position of the n-th one in each byte.
+_SELECT = np.argsort(1 - _BITS.astype(np.int8), axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""The protocol of sources, and the registry that opens them by their path."""
+"""The protocols of sources and of conditions on their samples, and the registry that opens sources by their path."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from energon_lite.documents.paths import add_data_endings, is_url
 from energon_lite.entry_points import load, source_formats
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl
+from energon_lite.storage.index.packed_index import PackedIndex
 
 
 class Source(Protocol):
@@ -42,6 +46,31 @@ class Source(Protocol):
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the parts of a sample by name, ``{"txt": b"a red bicycle", "n": 7}``. Bytes are decoded by the name's
         extension, like those of a tar; other values stay as they are. Any process may request any sample."""
+
+
+class SampleFilter(Protocol):
+    """A condition on samples, as a guest makes it of a text: entry ``filter`` of the table ``METADATASET_KEYS``.
+
+    Attributes:
+        text: the text.
+    """
+
+    text: str
+
+    def opened(
+        self, path: str, index: PackedIndex | None, column: Callable[[str], Any]
+    ) -> Callable[[int, int], NDArray[np.bool_]]:
+        """Return ``keep(first, stop)``: a mask of the samples ``first..stop-1``, counted over all shards.
+
+        Args:
+            path: the data set.
+            index: its packed index; None: a source of another format.
+            column: returns the values of a column for all samples, to be cut into slices.
+
+        Raises:
+            DataIndexError: the filter needs a file that does not exist, or is damaged.
+            UsageError: it is no condition on such a data set.
+        """
 
 
 #: ``(path, split_part) -> source``

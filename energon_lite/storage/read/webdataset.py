@@ -17,7 +17,8 @@ from energon_lite.storage.index.index_cache import local_meta, open_index, shard
 from energon_lite.storage.index.nv_meta import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.ranges import ReadAhead
-from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
+from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
+from energon_lite.storage.read.source import SampleFilter
 
 
 class RawSample(NamedTuple):

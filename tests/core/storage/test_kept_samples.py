@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
+from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclusion
 
 
-def check(kept: KeptSamples, expected: np.ndarray) -> None:
+def check(kept: SparseExclusion | DenseExclusion, expected: np.ndarray) -> None:
     assert len(kept) == len(expected)
     numbers = np.arange(len(expected), dtype=np.int64)
     assert kept.places(numbers).tolist() == expected.tolist()
