@@ -242,9 +242,9 @@ def too_deep(node: Node) -> ConfigError:
     return node.error(what, fix, expected=f"at most {MAX_DEPTH} levels", found=None)
 
 
-def shorten(text: str, limit: int = 60) -> str:
-    """Cut a text to at most ``limit`` characters."""
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def shorten(text: str) -> str:
+    """Cut a text to at most 60 characters."""
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def join_path(path: str, key: str) -> str:

@@ -184,15 +184,14 @@ class ColumnFile:
     def unchanged(self, index: PackedIndex) -> dict[int, tuple[Any, Made]]:
         """Return the known values of shards that ``index`` has unchanged, with their maker, by their row in
         ``index``."""
-        identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
-        rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
+        identities = shard_table(index)[:, :_IDENTITY].tolist()
         unchanged: dict[int, tuple[Any, Made]] = {}
         stop = 0
         for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
             start, stop = stop, stop + shard[3]
-            row = rows.get((name, tuple(shard[:_IDENTITY])))
+            row = index.shard_rows.get(name)
             # A shard without a time of change may have changed unnoticed.
-            if row is not None and shard[_KNOWN] and shard[2]:
+            if row is not None and identities[row] == shard[:_IDENTITY] and shard[_KNOWN] and shard[2]:
                 unchanged[row] = self.block(start, stop), self.makers[shard[_KNOWN] - 1]
         return unchanged
 

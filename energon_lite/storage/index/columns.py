@@ -8,7 +8,7 @@ are known already.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,13 @@ class Column:
     Behaves like a read-only array of shape ``[len(source)]``: ``column[i]``, ``column[a:b]``, ``column[indices]`` give
     numpy values, ``numpy.asarray(column)`` reads all. Memory does not depend on the number of samples.
 
+    Args:
+        file: the file of the column.
+        length: number of samples.
+        positions: returns the places of samples in the file by their numbers.
+        shards: rows of the source's shards in the file.
+        start: place of the first sample, if all others follow it; None: they need not.
+
     Attributes:
         name: name of the column.
         dtype, shape: type and shape of the values, ``(samples,)``.
@@ -67,13 +74,12 @@ class Column:
         file: ColumnFile,
         length: int,
         positions: Callable[[Int64], Int64],
-        *,
-        start: int | None,
-        fingerprint: str,
+        shards: Sequence[int],
+        start: int | None = None,
     ):
         self.name = file.name
         self.maker = file.maker
-        self.fingerprint = fingerprint
+        self.fingerprint = file.fingerprint(shards)
         self.dtype = file.values.dtype
         self.shape = (length,)
         self._values = file.values
@@ -133,8 +139,8 @@ class RaggedColumn(Column):
         (array([2, 0]), array([[480, 640], [224, 224]], dtype=int32))
     """
 
-    def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], *, fingerprint: str):
-        super().__init__(file, length, positions, start=None, fingerprint=fingerprint)
+    def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], shards: Sequence[int]):
+        super().__init__(file, length, positions, shards)
         self.width = file.values.shape[1]
         self._take = file.take
 

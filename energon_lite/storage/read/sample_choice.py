@@ -201,14 +201,9 @@ class SampleChoice:
         Raises:
             DataIndexError: the column does not exist, is older than the data, or has no values for some shards.
         """
-        file = self._file(name)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
-        fingerprint = file.fingerprint(self._shards)
-        return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
-
-    def _file(self, name: str) -> ColumnFile:
-        return ColumnFile.find(self.path, self.index, name, self._shards, asked=self._asked)
+        return Column(self._file(name), self._length, lambda n: self.locate_many(n)[1], self._shards, start)
 
     def ragged_column(self, name: str) -> RaggedColumn:
         """The values of a ragged column, such as ``"image_sizes"``, for these samples.
@@ -217,8 +212,10 @@ class SampleChoice:
             DataIndexError: as :meth:`column`.
         """
         file = RaggedFile.find(self.path, self.index, name, self._shards, asked=self._asked)
-        fingerprint = file.fingerprint(self._shards)
-        return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
+        return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], self._shards)
+
+    def _file(self, name: str) -> ColumnFile:
+        return ColumnFile.find(self.path, self.index, name, self._shards, asked=self._asked)
 
     def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
         """The samples that the column ``skips`` and the filters keep; None if they keep all that are not excluded."""

@@ -336,12 +336,11 @@ def check_files(root: str, shards: Sequence[str], index: PackedIndex) -> tuple[i
     """
     if len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
-    known = zip(index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist(), strict=True)
-    rows = {name: (size, time) for name, size, time in known}
-    versions = [rows[name][1] for name in shards]
+    rows = [index.shard_rows[name] for name in shards]
+    sizes, versions = index.shards[rows, 0].tolist(), index.shard_times[rows].tolist()
     for place in range(0, len(shards), -(-len(shards) // _SIZES_CHECKED)):
-        name = shards[place]
-        path, (expected, time) = os.path.join(root, name), rows[name]
+        name, expected, time = shards[place], sizes[place], versions[place]
+        path = os.path.join(root, name)
         try:
             status = os.stat(path)
         except FileNotFoundError:
