@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -151,10 +151,14 @@ class Sample(_Record):
         return cls(**(_joined_base(present) | merged))
 
 
-@cache
+_fields_of: dict[type[Any], tuple[str, ...]] = {}
+
+
 def _own_fields(cls: type[Any]) -> tuple[str, ...]:
     """Names of the fields of a sample type or a batch type without the base fields."""
-    return tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
+    if cls not in _fields_of:
+        _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
+    return _fields_of[cls]
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -46,9 +46,6 @@ class AnySource(Protocol):
     def path(self) -> str: ...
 
     @property
-    def split_part(self) -> str: ...
-
-    @property
     def members(self) -> tuple[WebdatasetSource, ...]: ...
 
     @property
