@@ -261,8 +261,9 @@ def index_again(root: str, options: PrepareOptions | None = None) -> PrepareRepo
         scans = ShardScans(root, names, workers=options.workers, rescan=True, progress=options.progress)
         scans.run()
         scan = merge_scans(scans)
+        found = scan.index.shard_counts
         for name in names:
-            check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
+            check_count(root, name, found.get(name, 0), counts[name])
         return write_prepared(scan, None, options.sqlite)
 
 

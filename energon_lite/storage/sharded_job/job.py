@@ -269,11 +269,9 @@ class ShardedJob(Generic[U, R]):
                     self._take({unit: outcome})
 
     def _too_slow(self, waiting: Collection[U]) -> DatasetError:
-        by_rank: dict[int, list[str]] = {}
-        for number, unit in enumerate(self.units):
-            if unit in waiting:
-                by_rank.setdefault(number % self.ranks.world_size, []).append(self.work.name(unit))
-        texts = [f"rank {rank}: {listed(names, most=3)}" for rank, names in sorted(by_rank.items())]
+        size = self.ranks.world_size
+        lacks = ([self.work.name(unit) for unit in self.units[rank::size] if unit in waiting] for rank in range(size))
+        texts = [f"rank {rank}: {listed(names, most=3)}" for rank, names in enumerate(lacks) if names]
         return DatasetError(
             f"no result for {len(waiting)} of {len(self.units)} {self._what} after {self.ranks.timeout:g} s without "
             f"progress ({'; '.join(texts)})",
