@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
@@ -273,9 +273,7 @@ class ShardStore:
                 "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
             )
         self._files[shard] = file
-        while len(self._files) > self.capacity:
-            with suppress(RuntimeError, StopIteration):  # another thread removed it first
-                self._files.pop(next(iter(self._files)), None)
+        drop_oldest(self._files, self.capacity)
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
         """Close this file, so that the next read opens it again."""
@@ -297,6 +295,13 @@ class ShardStore:
             raise changed_shard(path, expected, size)
         self.keep(shard, file, block)
         return file
+
+
+def drop_oldest(kept: dict[Any, Any], most: int) -> None:
+    """Remove the oldest entries of a dict, which threads may share, until there are at most ``most``."""
+    while len(kept) > most:
+        with suppress(RuntimeError, StopIteration):  # another thread removed the entry first
+            kept.pop(next(iter(kept)), None)
 
 
 def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:

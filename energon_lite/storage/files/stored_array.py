@@ -34,7 +34,7 @@ from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError,
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
 from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
-from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
+from energon_lite.storage.files.shard_store import ShardIdentity, drop_oldest, head_checksum, shared_store
 
 _log = logging.getLogger(__name__)
 
@@ -220,9 +220,7 @@ class FileBody:
     def _keep(self, block: int) -> bytes:
         """Read a block into this process's own cache."""
         data = _kept[self._first + block] = self._fetch(block, block + 1)
-        while len(_kept) > max(1, _KEPT // _OWN):
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread removed it first
-                del _kept[next(iter(_kept))]
+        drop_oldest(_kept, max(1, _KEPT // _OWN))
         return data
 
     def _fetch(self, first: int, stop: int) -> bytes:

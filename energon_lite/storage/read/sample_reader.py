@@ -14,7 +14,6 @@ ways:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
+from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange, drop_oldest
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.ranges import PartRange, ReadAhead, StreamedParts, range_cache
 from energon_lite.storage.read.runs import LARGEST_READ, Ahead, Usage, fetch_neighbours, reader_ahead
@@ -239,14 +238,14 @@ class SampleReader:
             self._runs = None  # from now on samples are read one by one
             self._kept.clear()
             return None
-        _make_room(self._kept, runs.kept)  # before reading, so that the memory of old runs is reused
+        drop_oldest(self._kept, runs.kept - 1)  # before reading, so that the memory of old runs is reused
         first = number * runs.length
         try:
             rows = self._read_run(first, min(first + runs.length, len(self.source)))
         except (EnergonLiteError, OSError):
             rows = None  # the error may concern only some of the samples
         if rows is None:
-            _make_room(self._unfit, _REMEMBERED)
+            drop_oldest(self._unfit, _REMEMBERED - 1)
             self._unfit[number] = None
             return None
         self._usage.read += len(rows)
@@ -335,13 +334,6 @@ class SampleReader:
         if self.streamed is not None and any(map(self.streamed.takes, layout[1], sizes.max(axis=0).tolist())):
             return None
         return _Found([], layout[1], starts, starts + sizes, layout[0])
-
-
-def _make_room(kept: dict[int, Any], most: int) -> None:
-    """Remove the oldest entries until there are fewer than ``most``."""
-    while len(kept) >= most:
-        with suppress(StopIteration, RuntimeError):  # another thread removed the entry first
-            kept.pop(next(iter(kept)), None)
 
 
 class Reader(Protocol):
