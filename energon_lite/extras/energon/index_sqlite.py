@@ -198,7 +198,7 @@ def _part_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, int, str, in
 
 
 @contextmanager
-def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
+def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], wanted: bool) -> Iterator[list[str]]:
     """Make ``index.sqlite`` if it is wanted and possible; it gets its name when the block ends.
 
     Tables of other programs are carried over from the earlier file (``SQLITE_KEPT`` if that was moved away). Gives the

@@ -22,7 +22,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.entry_points import load, storage_guests
@@ -262,25 +262,19 @@ class RemoteShard(NamedTuple):
     samples: int
 
 
-class _Made(Protocol):
-    def __call__(
-        self, path: str, scans: Sequence[ShardScan], warnings: list[str], *, wanted: bool
-    ) -> AbstractContextManager[list[str]]: ...
-
-
 class KeyDatabase(NamedTuple):
     """Functions of the guest that writes and reads ``index.sqlite``: entry ``index.sqlite`` of the table
     ``STORAGE_GUESTS``.
 
     Attributes:
         tables_of_others: returns the names of the tables of other programs in a database.
-        made: context manager: makes the file, if it is ``wanted`` and possible, and gives it its name when the block
-            ends; gives the paths of the files that are made, and adds to ``warnings``.
+        made: context manager ``(path, scans, warnings, wanted)``: makes the file, if it is ``wanted`` and possible, and
+            gives it its name when the block ends; gives the paths of the files that are made, adds to ``warnings``.
         scans: returns the scans of the shards that a local copy of the database describes completely and plausibly.
     """
 
     tables_of_others: Callable[[str], list[str]]
-    made: _Made
+    made: Callable[[str, Sequence[ShardScan], list[str], bool], AbstractContextManager[list[str]]]
     scans: Callable[[str, Mapping[str, RemoteShard]], Iterator[ShardScan]]
 
 

@@ -113,7 +113,7 @@ def write_prepared(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> Pr
     if choice:
         warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
         written += _write_choice(root, choice, warnings)
-    with keys.made(database, scan.scans, warnings, wanted=sqlite) if keys else nullcontext(list[str]()) as made:
+    with keys.made(database, scan.scans, warnings, sqlite) if keys else nullcontext(list[str]()) as made:
         written += made
         if choice:
             # The database gets its name right after this, since Energon misinterprets a folder that has it but no

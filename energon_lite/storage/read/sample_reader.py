@@ -18,7 +18,6 @@ from itertools import pairwise, repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
@@ -27,8 +26,8 @@ from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.ranges import PartRange, ReadAhead, StreamedParts, range_cache
 from energon_lite.storage.read.runs import LARGEST_READ, Ahead, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
+from energon_lite.storage.tar.members import Int64
 
-Ints = NDArray[np.int64]
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
 Row = tuple[Any, ...]
 
@@ -54,8 +53,8 @@ class _Found(NamedTuple):
 
     keys: list[str]
     names: tuple[str, ...]
-    starts: Ints
-    stops: Ints
+    starts: Int64
+    stops: Int64
     wanted: list[int] | slice
 
 
@@ -279,7 +278,7 @@ class SampleReader:
 
     # -- the index ------------------------------------------------------------------------------------------------
 
-    def _look_up(self, samples: Ints) -> _Found | None:
+    def _look_up(self, samples: Int64) -> _Found | None:
         """Look up the places of samples in their shards; None: the samples are not alike."""
         index = self.source.choice.index
         rows = index.samples.stretches(samples, 2)
@@ -303,7 +302,7 @@ class SampleReader:
         table = self._wanted_of(index.parts[begin:end].reshape(length, count, 3))
         return None if table is None else table._replace(keys=self._keys_of_neighbours(keys))
 
-    def _keys_of_neighbours(self, places: Ints) -> list[str]:
+    def _keys_of_neighbours(self, places: Int64) -> list[str]:
         """The keys between these offsets in the section of keys, cut out of one text if that is not too long."""
         key = self.source.choice.index.key_between
         first = int(places[0])
@@ -314,7 +313,7 @@ class SampleReader:
                 return [text[start:stop] for start, stop in pairwise((places - first).tolist())]
         return [key(start, stop) for start, stop in pairwise(places.tolist())]
 
-    def _wanted_of(self, table: Ints) -> _Found | None:
+    def _wanted_of(self, table: Int64) -> _Found | None:
         """Select the wanted columns from ``[samples, parts, 3]`` rows of parts; None: the samples differ, have a part
         twice, or have a part that is streamed."""
         first = table[0, :, 2]
