@@ -10,23 +10,34 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import click
 
 from energon_lite.cli.arguments import (
+    PART_OPTIONS,
+    asked_parts,
+    given_words,
     job_options,
     json_object,
     local_dataset,
+    part_options,
+    with_options,
+)
+from energon_lite.cli.output import (
+    measuring,
     progress,
+    show_next_step,
+    show_notes,
+    show_preparation,
+    show_report,
+    show_scan,
     show_share,
 )
-from energon_lite.cli.part_options import PART_OPTIONS, asked_parts, given_words, part_options
-from energon_lite.cli.prepare_report import find_dialogue, show_next_step, show_notes, show_preparation, show_scan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.entry_points import load, prepare_steps
+from energon_lite.entry_points import load, prepare_steps, storage_guests
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
@@ -37,18 +48,10 @@ from energon_lite.storage.prepare.sample_document import CRUDE, find_sample_type
 from energon_lite.storage.prepare.shard_scans import is_unfinished
 from energon_lite.storage.sharded_job.job import Progress
 
-T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
 #: Options that request columns.
 _COLUMNS = ("length_field", *PART_OPTIONS)
-
-
-def _options_of_guests(command: T) -> T:
-    for step in reversed(prepare_steps().values()):
-        add_options: Callable[[T], T] = load(step.add_options)
-        command = add_options(command)
-    return command
 
 
 def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]]]:
@@ -57,6 +60,38 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
         begin: Callable[[_Asked], Callable[[str], None] | None] = load(step.begin)
         if (run := begin(asked)) is not None:
             yield name, run
+
+
+class PrepareDialogue(Protocol):
+    """Guest that asks for missing options: entry ``prepare_dialogue`` of the table ``STORAGE_GUESTS``."""
+
+    def show_samples(self, scan: DatasetScan) -> None:
+        """Write the first samples."""
+
+    def ask_again(self, root: str) -> bool:
+        """Ask if a prepared data set is to be prepared again."""
+
+    def ask_split_ratio(self) -> str:
+        """Ask for the shares of train, val and test, as text."""
+
+    def ask_dataset_document(
+        self, scan: DatasetScan, sample_type: str | None
+    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
+        needs, by name."""
+
+    def begin_loader(self, scan: DatasetScan, sample_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the document of samples whose fields a file of code defines, and templates of the files, by name."""
+
+    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
+        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
+
+
+def find_dialogue() -> PrepareDialogue | None:
+    """Return the guest that asks; None: there is none, and nothing is asked."""
+    target = storage_guests().get("prepare_dialogue")
+    dialogue: PrepareDialogue | None = None if target is None else load(target)
+    return dialogue
 
 
 @click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,7 +128,7 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
     "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
 )
 @click.option("--rescan", is_flag=True, help="Read all shards, including those that have not changed.")
-@_options_of_guests
+@with_options(*(load(step.add_options) for step in prepare_steps().values()))
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON; with --non-interactive nothing else.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
@@ -341,8 +376,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     parts = asked_parts(asked)
     if asked["length_field"] is None and not parts:
         return
-    from energon_lite.cli.measure import measuring, show_report  # imports torch
-    from energon_lite.loading.measuring.parts import measure_parts
+    from energon_lite.loading.measuring.parts import measure_parts  # imports torch
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     again = shlex.join(["energon-lite", "prepare", root, *only, *given_words(_COLUMNS)])
