@@ -265,8 +265,7 @@ class WorkerConfig:
         running = dist.is_available() and dist.is_initialized()
         group = data_parallel_group
         rank, size = (dist.get_rank(group), dist.get_world_size(group)) if running else place_without_group()
-        config = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
-        config.data_parallel_group = group
+        config = cls(rank, size, num_workers, group, seed_offset=seed_offset)
         config._before_group = not running
         return config
 

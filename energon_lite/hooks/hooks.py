@@ -90,12 +90,17 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
     )
 
 
+def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
+    """The encoder itself, or of the encoders that it wraps, the outermost that has a hook of its own."""
+    mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
+    while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
+        encoder = encoder.task_encoder
+    return encoder
+
+
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
     """Function of a hook, from the class of the encoder or of the encoder that it wraps."""
-    own = getattr(type(encoder), name, None)
-    if isinstance(encoder, AugmentTaskEncoder) and own is getattr(AugmentTaskEncoder, name, None):
-        return hook_of(encoder.task_encoder, name)
-    return own
+    return getattr(type(owner_of(encoder, name)), name, None)
 
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:
