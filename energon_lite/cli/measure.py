@@ -213,8 +213,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
     plain = dataclasses.asdict(config)
     del plain["origin"]
     plain["subflavors"] = config.subflavors | spec.subflavors
-    plain = json.loads(json.dumps(plain, sort_keys=True, default=str))
-    return plain
+    return json.loads(json.dumps(plain, sort_keys=True, default=str))
 
 
 #: Options that determine the measurements; other options are not part of the stored command line.

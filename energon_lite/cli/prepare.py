@@ -147,18 +147,17 @@ def command(path: str, **asked: Any) -> None:
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     path, asked["steps"] = local_path(path), dict(_steps_of_guests(asked))
-    if is_url(path):
-        _prepare_url(path, asked)
-        return
-    root = local_dataset(path, "prepare")
-    if not os.path.exists(root):
+    root = path if is_url(path) else local_dataset(path, "prepare")
+    if not (is_url(root) or os.path.exists(root)):
         what = "JSONL file" if is_jsonl(root) else "folder"
         fix = missing_file_fix(root, "give the folder that holds the tar files")
         raise UsageError(f"there is no such {what}", where=root, fix=fix)
     if is_metadataset(root):
         _prepare_metadataset(root, asked)
         return
-    if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
+    if is_url(root):
+        _check_url(root, asked)
+    elif asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
         (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
         options = prepare_steps()[name].options
         raise UsageError(f"{options}: needs {what}", where=root, fix=f"leave it out, or use {name}")
@@ -170,10 +169,8 @@ def command(path: str, **asked: Any) -> None:
         _prepare_folder(root, asked)
 
 
-def _prepare_url(url: str, asked: _Asked) -> None:
-    if is_metadataset(url):
-        _prepare_metadataset(url, asked)
-        return
+def _check_url(url: str, asked: _Asked) -> None:
+    """Refuse what is done on local files only."""
     if is_jsonl(url):
         raise UsageError(
             "prepare indexes JSONL files of this machine",
@@ -189,10 +186,6 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             where=url,
             fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
         )
-    if asked["tar_index_only"]:
-        _index_again(url, asked)
-    else:
-        _prepare_folder(url, asked)
 
 
 def _prepare_jsonl(root: str, asked: _Asked) -> None:

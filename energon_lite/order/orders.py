@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend, EpochBlend, blocks_of
+from energon_lite.order.blend import Blend, EpochBlend, blocks_of, recent
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import MAX_LENGTH
@@ -95,12 +95,9 @@ class _WholeBlocks:
 
     def _block(self, number: int, whole: bool) -> Addresses | None:
         """All addresses of a block; None if they are not cached and ``whole`` is False."""
-        block = self._blocks.get(number)
-        if block is None and whole:
-            while len(self._blocks) >= 4:
-                self._blocks.pop(next(iter(self._blocks)), None)
-            block = self._blocks[number] = self._compute(number * BLOCK + np.arange(BLOCK))
-        return block
+        if not whole:
+            return self._blocks.get(number)
+        return recent(self._blocks, number, lambda: self._compute(number * BLOCK + np.arange(BLOCK)))
 
 
 @dataclass(frozen=True)
@@ -362,13 +359,11 @@ class ConcatOrder:
 
     Args:
         lengths: samples of each leaf.
-        length: end after this number of positions, if that is earlier.
     """
 
-    def __init__(self, lengths: Sequence[int], *, length: int | None = None):
+    def __init__(self, lengths: Sequence[int]):
         self._stops = np.cumsum(np.array(lengths, dtype=np.int64))
-        total = int(self._stops[-1]) if len(lengths) else 0
-        self._length = total if length is None else min(total, length)
+        self._length = int(self._stops[-1]) if len(lengths) else 0
 
     def bounds(self, pass_number: int) -> tuple[int, int]:
         return 0, self._length
