@@ -273,13 +273,8 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("lanes", text))
     if "rebase" in found:
         rebase = found["rebase"]
-        lines.append(
-            (
-                "blend",
-                f"changed at sample {rebase['position']:,}; "
-                f"{counted(rebase['leaves_that_went_on'], 'data set')} went on",
-            )
-        )
+        went_on = counted(rebase["leaves_that_went_on"], "data set")
+        lines.append(("blend", f"changed at sample {rebase['position']:,}; {went_on} went on"))
     worlds = found["world_sizes"]
     lines.append(("world sizes", "any" if worlds is None else ends_of(worlds)))
     if "batch_sizes" in found:
