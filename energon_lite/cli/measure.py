@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -115,18 +116,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         assert isinstance(leaf.source, WebdatasetSource)  # other sources cannot store columns
         by_parts = part_columns(leaf.source, *parts)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
-        with measuring(same[0].path, asked["show_progress"]) as show:
-            report = measure(
-                MeasuringRunner(leaf, encoder, length, by_parts),
-                maker,
-                shards=_shards(same),
-                name=asked["name"],
-                ranks=ranks,
-                workers=asked["num_workers"],
-                again=asked["again"],
-                progress=show,
-            )
-        _show(report, ranks, as_json=asked["as_json"])
+        runner = MeasuringRunner(leaf, encoder, length, by_parts)
+        _run(partial(measure, runner, maker, shards=_shards(same)), same[0].path, ranks, asked)
 
 
 def _measure_parts(
@@ -144,28 +135,19 @@ def _measure_parts(
         raise UsageError(
             "--split-parts needs a task encoder", fix="leave it out; stored parts are measured in all shards"
         )
+    how = {**parts._asdict(), "by": "measure", "command": _command_line(path)}
     for folder in folders:
-        with measuring(folder, asked["show_progress"]) as show:
-            report = measure_parts(
-                folder,
-                length,
-                columns=parts.columns,
-                others=parts.others,
-                name=asked["name"],
-                by="measure",
-                command=_command_line(path),
-                ranks=ranks,
-                workers=asked["num_workers"],
-                again=asked["again"],
-                progress=show,
-            )
-        _show(report, ranks, as_json=asked["as_json"])
+        _run(partial(measure_parts, folder, length, **how), folder, ranks, asked)
 
 
-def _show(report: MeasureReport, ranks: Ranks, *, as_json: bool) -> None:
+def _run(measured: Callable[..., MeasureReport], folder: str, ranks: Ranks, asked: Mapping[str, Any]) -> None:
+    """Measure a data set with the user's options, and report it."""
+    options = {"name": asked["name"], "ranks": ranks, "workers": asked["num_workers"], "again": asked["again"]}
+    with measuring(folder, asked["show_progress"]) as show:
+        report = measured(**options, progress=show)
     if ranks.rank:
         show_share(ranks, f"{counted(report.samples, 'sample')} measured")
-    elif as_json:
+    elif asked["as_json"]:
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
         show_report(report)
