@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import TopologyError, UsageError, check_choice
-from energon_lite.launcher import place_without_group
-from energon_lite.replica import RankMesh, Replica, Share, Stages
+from energon_lite.topology import RankMesh, Replica, Share, Stages, place_without_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.launcher import launched_place
+from energon_lite.topology import launched_place
 
 T = TypeVar("T")
 
