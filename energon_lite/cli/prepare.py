@@ -377,8 +377,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
         report = measure_parts(
             root,
             asked["length_field"],
-            columns=parts.columns,
-            others=parts.others,
+            **parts._asdict(),
             command=again,
             workers=asked["num_workers"],
             progress=show,
