@@ -14,7 +14,7 @@ from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.hooks.base import AugmentTaskEncoder, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, places, required, takes
-from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden, owner_of
+from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden, layers_of, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _check_call(encoder: TaskEncoder, name: str) -> None:
 
 def _check_spelling(encoder: TaskEncoder) -> None:
     """Find unused methods and settings with names similar to a hook's or a setting's."""
-    for inner in _layers(encoder):
+    for inner in layers_of(encoder):
         members = _members(type(inner))
         functions = [value.fget if isinstance(value, property) else value for _, value in members.values()]
         used = {name for function in functions for name in _names_in(_code_of(function))}
@@ -269,14 +269,6 @@ def _check_spelling(encoder: TaskEncoder) -> None:
                     meant,
                     f"\n  where: {where}" if where else "",
                 )
-
-
-def _layers(encoder: Any) -> Iterator[Any]:
-    """Yield the encoder, and the encoders that it wraps, from outer to inner."""
-    yield encoder
-    while isinstance(encoder, AugmentTaskEncoder):
-        encoder = encoder.task_encoder
-        yield encoder
 
 
 def _members(cls: type) -> dict[str, tuple[type, Any]]:

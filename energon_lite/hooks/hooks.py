@@ -90,12 +90,19 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
     )
 
 
+def layers_of(encoder: TaskEncoder) -> Iterator[TaskEncoder]:
+    """Yield the encoder, and the encoders that it wraps, from outer to inner."""
+    yield encoder
+    while isinstance(encoder, AugmentTaskEncoder):
+        encoder = encoder.task_encoder
+        yield encoder
+
+
 def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
     """The encoder itself, or of the encoders that it wraps, the outermost that has a hook of its own."""
-    mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
-    while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
-        encoder = encoder.task_encoder
-    return encoder
+    default = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
+    *outer, inmost = layers_of(encoder)
+    return next((layer for layer in outer if getattr(type(layer), name, None) is not default), inmost)
 
 
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
