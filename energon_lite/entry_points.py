@@ -286,7 +286,7 @@ def storage_guests() -> dict[str, str]:
     * ``range_cache``: makes a :class:`~energon_lite.storage.read.ranges.RangeCache`
     * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
     * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
-    * ``prepare_dialogue``: a :class:`~energon_lite.cli.prepare_report.PrepareDialogue`
+    * ``prepare_dialogue``: a :class:`~energon_lite.cli.prepare.PrepareDialogue`
     """
     return _merged("STORAGE_GUESTS")
 

@@ -24,15 +24,8 @@ __all__ = [
     *("FatalSampleError", "FatalStorageError", "FieldAccessError", "MissingEntryError", "MissingShardError"),
     *("NonFiniteError", "NotPreparedError", "SampleError", "SampleException", "ShardChangedError"),
     *("ShardFormatError", "SkipSample", "StateError", "StateMismatchError", "TopologyError", "TrustError"),
-    *(
-        "UnknownLengthError",
-        "UnlikeError",
-        "UsageError",
-        "WorkerError",
-        "WrongHookError",
-        "at_least_one",
-        "check_choice",
-    ),
+    *("UnknownLengthError", "UnlikeError", "UsageError", "WorkerError", "WrongHookError"),
+    *("at_least_one", "check_choice"),
     *("counted", "did_you_mean", "field_of", "listed", "nearest", "require"),
 ]
 
@@ -181,6 +174,16 @@ def require(good: bool, what: str, at: str, fix: str) -> None:
     """
     if not good:
         raise ConfigError(what, at=at, fix=fix)
+
+
+def require_choice(value: object, choices: Iterable[object], what: str, at: str) -> None:
+    """Refuse a setting that is not one of its possible values.
+
+    Raises:
+        ConfigError: the value is not among them; with ``what``, at the setting ``at``, and the nearest one.
+    """
+    if value not in choices:
+        raise ConfigError(what, at=at, choices=[*choices], suggest_for=value)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import TopologyError, UsageError, check_choice
-from energon_lite.launcher import place_without_group
-from energon_lite.replica import RankMesh, Replica, Share, Stages
+from energon_lite.topology import RankMesh, Replica, Share, Stages, place_without_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -265,8 +264,7 @@ class WorkerConfig:
         running = dist.is_available() and dist.is_initialized()
         group = data_parallel_group
         rank, size = (dist.get_rank(group), dist.get_world_size(group)) if running else place_without_group()
-        config = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
-        config.data_parallel_group = group
+        config = cls(rank, size, num_workers, group, seed_offset=seed_offset)
         config._before_group = not running
         return config
 

@@ -3,7 +3,7 @@ from .arguments import batching_argument as batching_argument
 from .arguments import job_options as job_options
 from .arguments import json_object as json_object
 from .arguments import make_task_encoder as make_task_encoder
-from .arguments import progress as progress
-from .arguments import show_share as show_share
-from .text import aligned as aligned
-from .text import parse_bytes as parse_bytes
+from .arguments import parse_bytes as parse_bytes
+from .output import aligned as aligned
+from .output import progress as progress
+from .output import show_share as show_share

@@ -1,28 +1,36 @@
-"""Arguments and options that several commands have, and the progress of jobs: a bar, or lines."""
+"""Arguments and options that several commands have."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import absolute_path, is_url, local_path, missing_file_fix
-from energon_lite.entry_points import find_named, unit_runners
+from energon_lite.entry_points import columns as columns_of_guests
+from energon_lite.entry_points import find_named, load, unit_runners
 from energon_lite.errors import UsageError
-from energon_lite.storage.sharded_job.job import Progress, Ranks
+from energon_lite.storage.index.columns import CHECKSUMS
+from energon_lite.storage.sharded_job.job import Ranks
 
 if TYPE_CHECKING:
     from energon_lite.config.leaf_spec import LeafSpec
     from energon_lite.hooks import TaskEncoder
+    from energon_lite.loading.measuring.parts import RequestedColumns
     from energon_lite.storage.read.opened_source import AnySource
+
+T = TypeVar("T", bound=Callable[..., object])
+
+
+def with_options(*given: Callable[[Any], Any]) -> Callable[[T], T]:
+    """Return a decorator of commands that adds options, in this order."""
+    return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(given), command)
 
 
 class ExistingPath(click.Path):
@@ -137,6 +145,24 @@ def json_object(text: str | None, option: str, example: str) -> dict[str, Any] |
     return value
 
 
+def parse_bytes(text: str) -> int:
+    """Parse a number of bytes: a power of 1000 with ``B`` (``5GB``), else of 1024 (``6G``, ``500 MiB``).
+
+    Raises:
+        UsageError: the text is not a number of bytes, or 0.
+
+    Example:
+        >>> parse_bytes("5GB"), parse_bytes("1.5k"), parse_bytes("2 GiB")
+        (5000000000, 1536, 2147483648)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(i?b)?\s*", text.lower())
+    base = 1000 if match and match[3] == "b" else 1024
+    count = int(float(match[1]) * base ** " kmgt".index(match[2] or " ")) if match else 0
+    if count < 1:
+        raise UsageError(f"{text!r} is not a number of bytes", fix="write 6G, 500MiB, or 5GB")
+    return count
+
+
 def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add ``--num-workers``, ``--progress``, ``--rank``, ``--world-size``, ``--rank-timeout``, and those of
     :class:`~energon_lite.entry_points.UnitRunner`.
@@ -147,99 +173,126 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
         workers_do: description of the processes, such as "Processes that read shards."
         least_workers: smallest number of processes.
     """
-    options = [
-        click.option(
-            "--num-workers", type=click.IntRange(min=least_workers), help=f"{workers_do}  [default: one per core]"
-        ),
-        click.option(
-            "--progress/--no-progress",
-            "show_progress",
-            default=True,
-            help="Show the progress, as a bar or in lines.",
-        ),
-        click.option(
-            "--rank", type=int, envvar="RANK", default=0, help="Rank of this process.  [default: $RANK, else 0]"
-        ),
-        click.option(
-            "--world-size",
-            type=int,
-            envvar="WORLD_SIZE",
-            default=1,
-            help="Number of processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
-        ),
-        click.option(
-            "--rank-timeout",
-            type=float,
-            default=600.0,
-            show_default=True,
-            help="Seconds that rank 0 waits for other ranks without any progress.",
-        ),
-    ]
     runners = unit_runners()
-    options += [
-        click.option(f"--{name}", metavar=runner.metavar, is_flag=False, flag_value="", help=runner.help)
-        for name, runner in runners.items()
-    ]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @with_options(
+            click.option(
+                "--num-workers", type=click.IntRange(min=least_workers), help=f"{workers_do}  [default: one per core]"
+            ),
+            click.option(
+                "--progress/--no-progress",
+                "show_progress",
+                default=True,
+                help="Show the progress, as a bar or in lines.",
+            ),
+            click.option(
+                "--rank", type=int, envvar="RANK", default=0, help="Rank of this process.  [default: $RANK, else 0]"
+            ),
+            click.option(
+                "--world-size",
+                type=int,
+                envvar="WORLD_SIZE",
+                default=1,
+                help="Number of processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+            ),
+            click.option(
+                "--rank-timeout",
+                type=float,
+                default=600.0,
+                show_default=True,
+                help="Seconds that rank 0 waits for other ranks without any progress.",
+            ),
+            *(
+                click.option(f"--{name}", metavar=runner.metavar, is_flag=False, flag_value="", help=runner.help)
+                for name, runner in runners.items()
+            ),
+        )
         @functools.wraps(command)
         def with_ranks(*arguments: Any, rank: int, world_size: int, rank_timeout: float, **others: Any) -> None:
             given = [(name, value) for name in runners if (value := others.pop(name)) is not None]
             ranks = Ranks(rank, world_size, rank_timeout, given[0] if given else None)
             command(*arguments, ranks=ranks, **others)
 
-        return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_ranks)
+        return with_ranks
 
     return decorate
 
 
-#: Seconds between two lines without a terminal, such as in the log of a job.
-_BETWEEN = 10.0
+# -- columns of stored parts ----------------------------------------------------------------------------------------
+
+#: Options of guests, by name.
+_OF_GUESTS = {name: option for guest in columns_of_guests().values() for name, option in guest.options.items()}
+#: Names of the values of all options.
+PART_OPTIONS = ("columns", *_OF_GUESTS, "checksums")
+#: Options for columns that are computed from stored parts.
+part_options = with_options(
+    click.option(
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="NAME=PART",
+        help="A further column (repeatable): bytes of a part (txt) or of all (*), rows of an array (npy), a value "
+        "in a part (json.loss_tokens).",
+    ),
+    click.option(
+        "--checksums",
+        is_flag=True,
+        help="Add a checksum of each part, by which it is verified on each read. Reads all shards once.",
+    ),
+    *(
+        click.option(f"--{name}", metavar=option.metavar or None, is_flag=not option.metavar, help=option.help)
+        for name, option in _OF_GUESTS.items()
+    ),
+)
 
 
-@contextmanager
-def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
-    """Provide a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
+class AskedParts(NamedTuple):
+    """Columns that these options request.
 
-    Args:
-        doing: description of the work, such as ``"Indexing"``.
-        unit: the counted unit, in the plural.
+    Attributes:
+        columns: name of the column -> part whose values it stores.
+        others: columns of guests.
     """
-    if not wanted:
-        yield None
-    elif sys.stderr.isatty():
-        from tqdm import tqdm
 
-        with tqdm(unit=f" {unit}", desc=doing, dynamic_ncols=True) as bar:
+    columns: dict[str, str]
+    others: tuple[RequestedColumns, ...]
 
-            def move(done: int, total: int, note: str) -> None:
-                bar.total = total
-                bar.set_postfix_str(note, refresh=False)
-                bar.update(done - bar.n)
-                if done == total > 0:
-                    bar.close()  # questions may follow
-
-            yield move
-    else:
-        yield _lines(doing, unit)
+    def __bool__(self) -> bool:
+        return bool(self.columns or self.others)
 
 
-def _lines(doing: str, unit: str) -> Progress:
-    start = last = time.monotonic()
+def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
+    """Parse the user's options.
 
-    def line(done: int, total: int, note: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < _BETWEEN or not done:
-            return
-        last, elapsed = now, now - start
-        left = elapsed / done * (total - done)
-        rate = f"{done / elapsed:,.1f}/s" + (f", {note}" if note else "")
-        click.echo(f"{doing}: {done:,} of {total:,} {unit}, {rate}, about {left:.0f} s left", err=True)
+    Raises:
+        UsageError: an option has a wrong form.
+    """
+    columns = {}
+    for text in asked["columns"]:
+        name, equals, field = text.partition("=")
+        if not (name and equals and field):
+            raise UsageError(f"--column {text}: expected NAME=PART", fix="write --column bytes=jpg")
+        if name in columns:
+            raise UsageError(f"--column {name}=... is given twice", fix="give each column once")
+        columns[name] = field
+    if asked["checksums"]:
+        columns[CHECKSUMS] = "crc32"
+    others = []
+    for guest in columns_of_guests().values():
+        given = {name: asked[name] for name in guest.options}
+        if any(value not in (None, False) for value in given.values()):
+            make: Callable[[Mapping[str, str | bool | None]], RequestedColumns] = load(guest.target)
+            others.append(make(given))
+    return AskedParts(columns, tuple(others))
 
-    return line
 
-
-def show_share(ranks: Ranks, done: str) -> None:
-    """Report the share of work of a rank other than 0."""
-    click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {done}; rank 0 goes on")
+def given_words(names: Collection[str]) -> list[str]:
+    """Return the options of the running command that are given, of those with these names, as words."""
+    context, words = click.get_current_context(), list[str]()
+    for option in context.command.params:
+        value = context.params[str(option.name)]
+        if option.name in names and value and value != option.get_default(context):
+            values = value if isinstance(value, tuple) else [] if value is True else [value]
+            words += [word for given in values for word in (option.opts[0], given)] or [option.opts[0]]
+    return words

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from energon_lite.batching.plan import worlds_for
-from energon_lite.cli.arguments import ExistingPath
+from energon_lite.cli.arguments import ExistingPath, make_task_encoder, with_options
 from energon_lite.entry_points import commands, load, state_readers
 from energon_lite.errors import StateError, UsageError, counted, listed
 from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
@@ -32,7 +31,11 @@ _NAMES = (
 )  # fmt: skip
 #: Fields of its option ``batching``.
 _OF_BATCHING = ("length_column", "micro_batches_per_step")
-_OPTIONS = (
+
+# -- the data set of a state ----------------------------------------------------------------------------------------
+
+#: Options of :func:`dataset_of_state`.
+dataset_options = with_options(
     click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; required if batches are content-decided."),
     click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset."),
     click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset."),
@@ -40,15 +43,6 @@ _OPTIONS = (
     click.option("--use-measured-skips", is_flag=True, help="As in get_train_dataset."),
     click.option("--trust-code", is_flag=True, help="As in get_train_dataset."),
 )
-
-# -- the data set of a state ----------------------------------------------------------------------------------------
-
-
-def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of :func:`dataset_of_state` to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def dataset_of_state(
@@ -72,7 +66,6 @@ def dataset_of_state(
     Raises:
         UsageError: the state is of validation, or an option is invalid.
     """
-    from energon_lite.cli.arguments import make_task_encoder
     from energon_lite.loading.options import ByTokens, Chunks, Reading
     from energon_lite.loading.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
@@ -280,13 +273,8 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("lanes", text))
     if "rebase" in found:
         rebase = found["rebase"]
-        lines.append(
-            (
-                "blend",
-                f"changed at sample {rebase['position']:,}; "
-                f"{counted(rebase['leaves_that_went_on'], 'data set')} went on",
-            )
-        )
+        went_on = counted(rebase["leaves_that_went_on"], "data set")
+        lines.append(("blend", f"changed at sample {rebase['position']:,}; {went_on} went on"))
     worlds = found["world_sizes"]
     lines.append(("world sizes", "any" if worlds is None else ends_of(worlds)))
     if "batch_sizes" in found:

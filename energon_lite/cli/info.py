@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from energon_lite.cli.arguments import open_dataset, split_config_option, split_part_option
-from energon_lite.cli.text import aligned, byte_size
+from energon_lite.cli.output import aligned, byte_size
 from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset

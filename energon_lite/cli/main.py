@@ -14,35 +14,16 @@ from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-_GROUP = "Commands"
-#: Commands of the core, in the order in which a data set meets them. Those of guests follow: see ``entry_points``.
-COMMANDS = {
-    "prepare": Command(
-        "energon_lite.cli.prepare:command",
-        "Index a folder of tar shards, divide it into splits, and define its samples.",
-        _GROUP,
-    ),
-    "info": Command(
-        "energon_lite.cli.info:command",
-        "Show a data set or a blend: samples, effective weights, epochs of each data set.",
-        _GROUP,
-    ),
-    "measure": Command(
-        "energon_lite.cli.measure:command",
-        "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
-        _GROUP,
-    ),
-    "checkpoint": Command(
-        "energon_lite.cli.checkpoint:command",
-        "Show saved states of loaders, merge them, divide them among other ranks, or convert them.",
-        _GROUP,
-    ),
-    "init": Command(
-        "energon_lite.cli.init:command",
-        "Write a small project that runs without changes: data, blend, task encoder, training script.",
-        _GROUP,
-    ),
+#: What each command of the core does, in the order in which a data set meets them. The module has its name.
+_WORK = {
+    "prepare": "Index a folder of tar shards, divide it into splits, and define its samples.",
+    "info": "Show a data set or a blend: samples, effective weights, epochs of each data set.",
+    "measure": "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
+    "checkpoint": "Show saved states of loaders, merge them, divide them among other ranks, or convert them.",
+    "init": "Write a small project that runs without changes: data, blend, task encoder, training script.",
 }
+#: Commands of the core. Those of guests follow: see ``entry_points``.
+COMMANDS = {name: Command(f"energon_lite.cli.{name}:command", work, "Commands") for name, work in _WORK.items()}
 
 
 def all_commands() -> dict[str, Command]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from energon_lite.cli.arguments import (
+    PART_OPTIONS,
+    AskedParts,
+    asked_parts,
+    given_words,
     job_options,
     json_object,
     local_dataset,
     make_task_encoder,
-    progress,
-    show_share,
+    part_options,
 )
-from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, given_words, part_options
+from energon_lite.cli.output import measuring, show_report, show_share
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
@@ -33,14 +35,10 @@ from energon_lite.loading.measuring.parts import measure_parts, part_columns, pa
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.column_file import check_column_name
-from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
-from energon_lite.storage.sharded_job.job import Progress, Ranks
-
-#: Largest number of reasons that are shown.
-_SHOWN_REASONS = 20
+from energon_lite.storage.sharded_job.job import Ranks
 
 
 @click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})
@@ -118,18 +116,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         assert isinstance(leaf.source, WebdatasetSource)  # other sources cannot store columns
         by_parts = part_columns(leaf.source, *parts)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
-        with measuring(same[0].path, asked["show_progress"]) as show:
-            report = measure(
-                MeasuringRunner(leaf, encoder, length, by_parts),
-                maker,
-                shards=_shards(same),
-                name=asked["name"],
-                ranks=ranks,
-                workers=asked["num_workers"],
-                again=asked["again"],
-                progress=show,
-            )
-        _show(report, ranks, as_json=asked["as_json"])
+        runner = MeasuringRunner(leaf, encoder, length, by_parts)
+        _run(partial(measure, runner, maker, shards=_shards(same)), same[0].path, ranks, asked)
 
 
 def _measure_parts(
@@ -147,36 +135,22 @@ def _measure_parts(
         raise UsageError(
             "--split-parts needs a task encoder", fix="leave it out; stored parts are measured in all shards"
         )
+    how = {**parts._asdict(), "by": "measure", "command": _command_line(path)}
     for folder in folders:
-        with measuring(folder, asked["show_progress"]) as show:
-            report = measure_parts(
-                folder,
-                length,
-                columns=parts.columns,
-                others=parts.others,
-                name=asked["name"],
-                by="measure",
-                command=_command_line(path),
-                ranks=ranks,
-                workers=asked["num_workers"],
-                again=asked["again"],
-                progress=show,
-            )
-        _show(report, ranks, as_json=asked["as_json"])
+        _run(partial(measure_parts, folder, length, **how), folder, ranks, asked)
 
 
-def _show(report: MeasureReport, ranks: Ranks, *, as_json: bool) -> None:
+def _run(measured: Callable[..., MeasureReport], folder: str, ranks: Ranks, asked: Mapping[str, Any]) -> None:
+    """Measure a data set with the user's options, and report it."""
+    options = {"name": asked["name"], "ranks": ranks, "workers": asked["num_workers"], "again": asked["again"]}
+    with measuring(folder, asked["show_progress"]) as show:
+        report = measured(**options, progress=show)
     if ranks.rank:
         show_share(ranks, f"{counted(report.samples, 'sample')} measured")
-    elif as_json:
+    elif asked["as_json"]:
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
         show_report(report)
-
-
-def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
-    """Show the progress of measuring a data set."""
-    return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
 
 def _by_way(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
@@ -221,8 +195,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
     plain = dataclasses.asdict(config)
     del plain["origin"]
     plain["subflavors"] = config.subflavors | spec.subflavors
-    plain = json.loads(json.dumps(plain, sort_keys=True, default=str))
-    return plain
+    return json.loads(json.dumps(plain, sort_keys=True, default=str))
 
 
 #: Options that determine the measurements; other options are not part of the stored command line.
@@ -236,33 +209,3 @@ _DECIDING = {
 def _command_line(path: str) -> str:
     """Command line that repeats the measurement."""
     return shlex.join(["energon-lite", "measure", path, *given_words(_DECIDING)])
-
-
-def show_report(report: MeasureReport) -> None:
-    """Write a report of the measurements."""
-    known = f", {report.known:,} of them measured before" if report.known else ""
-    click.echo(f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{known}")
-    if report.kept and report.total:
-        click.echo(
-            f"  {report.kept:,} have a length: {report.shortest:,} to {report.longest:,}, "
-            f"{report.total / report.kept:,.1f} on average, {report.total:,} in all"
-        )
-    for name, (count, total, largest) in report.columns.items():
-        if name == CHECKSUMS:
-            click.echo(f"  {count:,} parts have a checksum, by which they are verified when they are read")
-            continue
-        added = f", {total:,} in all" if total else ""
-        click.echo(f"  column {name}: {counted(count, 'value')} of up to {largest:,}{added}")
-    if report.skipped or report.failed:
-        click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
-    if report.known and report.reasons:
-        click.echo("  of those measured now:")
-    for count, stage, reason, skipped in report.reasons[:_SHOWN_REASONS]:
-        click.echo(f"    {count:,} x {'skipped' if skipped else 'failed'} in {stage}: {reason}")
-    if len(report.reasons) > _SHOWN_REASONS:
-        click.echo(f"    ... and {len(report.reasons) - _SHOWN_REASONS} other reasons")
-    for text in report.failures:
-        click.secho(f"  failed: {text}", fg="yellow", err=True)
-    if report.failed > len(report.failures):
-        click.secho(f"  failed: ... and {report.failed - len(report.failures):,} more", fg="yellow", err=True)
-    click.echo("  in " + ", ".join(report.written))

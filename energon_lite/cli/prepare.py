@@ -10,23 +10,34 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import click
 
 from energon_lite.cli.arguments import (
+    PART_OPTIONS,
+    asked_parts,
+    given_words,
     job_options,
     json_object,
     local_dataset,
+    part_options,
+    with_options,
+)
+from energon_lite.cli.output import (
+    measuring,
     progress,
+    show_next_step,
+    show_notes,
+    show_preparation,
+    show_report,
+    show_scan,
     show_share,
 )
-from energon_lite.cli.part_options import PART_OPTIONS, asked_parts, given_words, part_options
-from energon_lite.cli.prepare_report import find_dialogue, show_next_step, show_notes, show_preparation, show_scan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.entry_points import load, prepare_steps
+from energon_lite.entry_points import load, prepare_steps, storage_guests
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
@@ -43,18 +54,10 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.sharded_job.job import Progress
 
-T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
 #: Options that request columns.
 _COLUMNS = ("length_field", *PART_OPTIONS)
-
-
-def _options_of_guests(command: T) -> T:
-    for step in reversed(prepare_steps().values()):
-        add_options: Callable[[T], T] = load(step.add_options)
-        command = add_options(command)
-    return command
 
 
 def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]]]:
@@ -63,6 +66,38 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
         begin: Callable[[_Asked], Callable[[str], None] | None] = load(step.begin)
         if (run := begin(asked)) is not None:
             yield name, run
+
+
+class PrepareDialogue(Protocol):
+    """Guest that asks for missing options: entry ``prepare_dialogue`` of the table ``STORAGE_GUESTS``."""
+
+    def show_samples(self, scan: DatasetScan) -> None:
+        """Write the first samples."""
+
+    def ask_again(self, root: str) -> bool:
+        """Ask if a prepared data set is to be prepared again."""
+
+    def ask_split_ratio(self) -> str:
+        """Ask for the shares of train, val and test, as text."""
+
+    def ask_dataset_document(
+        self, scan: DatasetScan, sample_type: str | None
+    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
+        needs, by name."""
+
+    def begin_loader(self, scan: DatasetScan, sample_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the document of samples whose fields a file of code defines, and templates of the files, by name."""
+
+    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
+        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
+
+
+def find_dialogue() -> PrepareDialogue | None:
+    """Return the guest that asks; None: there is none, and nothing is asked."""
+    target = storage_guests().get("prepare_dialogue")
+    dialogue: PrepareDialogue | None = None if target is None else load(target)
+    return dialogue
 
 
 @click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,7 +134,7 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
     "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
 )
 @click.option("--rescan", is_flag=True, help="Read all shards, including those that have not changed.")
-@_options_of_guests
+@with_options(*(load(step.add_options) for step in prepare_steps().values()))
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON; with --non-interactive nothing else.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
@@ -118,18 +153,17 @@ def command(path: str, **asked: Any) -> None:
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     path, asked["steps"] = local_path(path), dict(_steps_of_guests(asked))
-    if is_url(path):
-        _prepare_url(path, asked)
-        return
-    root = local_dataset(path, "prepare")
-    if not os.path.exists(root):
+    root = path if is_url(path) else local_dataset(path, "prepare")
+    if not (is_url(root) or os.path.exists(root)):
         what = "JSONL file" if is_jsonl(root) else "folder"
         fix = missing_file_fix(root, "give the folder that holds the tar files")
         raise UsageError(f"there is no such {what}", where=root, fix=fix)
     if is_metadataset(root):
         _prepare_metadataset(root, asked)
         return
-    if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
+    if is_url(root):
+        _check_url(root, asked)
+    elif asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
         (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
         options = prepare_steps()[name].options
         raise UsageError(f"{options}: needs {what}", where=root, fix=f"leave it out, or use {name}")
@@ -141,10 +175,8 @@ def command(path: str, **asked: Any) -> None:
         _prepare_folder(root, asked)
 
 
-def _prepare_url(url: str, asked: _Asked) -> None:
-    if is_metadataset(url):
-        _prepare_metadataset(url, asked)
-        return
+def _check_url(url: str, asked: _Asked) -> None:
+    """Refuse what is done on local files only."""
     if is_jsonl(url):
         raise UsageError(
             "prepare indexes JSONL files of this machine",
@@ -160,10 +192,6 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             where=url,
             fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
         )
-    if asked["tar_index_only"]:
-        _index_again(url, asked)
-    else:
-        _prepare_folder(url, asked)
 
 
 def _prepare_jsonl(root: str, asked: _Asked) -> None:
@@ -347,8 +375,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     parts = asked_parts(asked)
     if asked["length_field"] is None and not parts:
         return
-    from energon_lite.cli.measure import measuring, show_report  # imports torch
-    from energon_lite.loading.measuring.parts import measure_parts
+    from energon_lite.loading.measuring.parts import measure_parts  # imports torch
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     again = shlex.join(["energon-lite", "prepare", root, *only, *given_words(_COLUMNS)])
@@ -356,8 +383,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
         report = measure_parts(
             root,
             asked["length_field"],
-            columns=parts.columns,
-            others=parts.others,
+            **parts._asdict(),
             command=again,
             workers=asked["num_workers"],
             progress=show,

@@ -149,10 +149,9 @@ def imported_sample_type(named: NamedClass) -> type[Sample]:
     Raises:
         ConfigError: it cannot be imported, or is no sample type.
     """
-    name = f"{named.module}.{named.name}"
     imported = imported_name(named, "class")
     if not (isinstance(imported, type) and issubclass(imported, Sample) and is_dataclass(imported)):
-        what = f"{name} is not a sample type"
+        what = f"{named.module}.{named.name} is not a sample type"
         fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"
         expected = "a class derived from energon_lite.Sample"
         raise named.node.error(what, fix, expected=expected, found=repr(imported))
@@ -188,10 +187,8 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
         return None
     imported = imported_name(named, "class")
     if not (isinstance(imported, type) and hasattr(imported, "sample_loader_of")):
-        what, fix = (
-            f"{named.module}.{named.name} is not a data set class",
-            "derive it from energon_lite.extras.energon.DefaultDecoderWebdatasetFactory",
-        )
+        what = f"{named.module}.{named.name} is not a data set class"
+        fix = "derive it from energon_lite.extras.energon.DefaultDecoderWebdatasetFactory"
         raise named.node.error(what, fix, expected="a factory of samples", found=repr(imported))
     return imported
 

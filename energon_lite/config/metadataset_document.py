@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import meta_file_name
 from energon_lite.config.leaf_spec import JoinSpec, Subset, Weight, read_subset
-from energon_lite.documents import Node, read
+from energon_lite.documents import Node, keys_of, read
 from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError
 
@@ -261,17 +261,9 @@ def numbers_above_leaf(node: Node, what: str) -> ConfigError:
 
 def _no_kind(node: Node) -> ConfigError:
     """Make the error for a split without a path or a blend: the first unknown key is probably a misspelled one."""
-    known = {
-        "split_part",
-        "subflavors",
-        "tags",
-        "filter",
-        "shuffle_over_epochs_multiplier",
-        "dataset_config",
-        "split_config",
-    }
+    known = keys_of(Reference).keys() - _WITHOUT["path"] - {"node", "path"}
     for key, child in node.value.items():
-        if key not in known | {"aux", "subset"}:
+        if key not in known:
             fix = "write 'path:' for a single data set, or 'blend:' with a list of them"
             choices = [*_SPLIT_KINDS, "datasets"]
             return child.key_error(f"unknown key {key!r}", fix, expected=_EXPECTED_KIND, choices=choices)

@@ -14,7 +14,7 @@ from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.hooks.base import AugmentTaskEncoder, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, places, required, takes
-from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden
+from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden, layers_of, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def _check_functions(encoder: TaskEncoder) -> None:
     """
     for name in _HOOKS:
         if is_overridden(encoder, name) and hook_of(encoder, name) is not None:
-            own = _owner(encoder, name)
+            own = owner_of(encoder, name)
             _check_kind(f"{type(own).__name__}.{name}", hook_of(encoder, name))
             if name != "cook_crude_sample":
                 _check_call(own, name)
@@ -244,9 +244,10 @@ def _check_call(encoder: TaskEncoder, name: str) -> None:
 
 def _check_spelling(encoder: TaskEncoder) -> None:
     """Find unused methods and settings with names similar to a hook's or a setting's."""
-    for inner in _layers(encoder):
+    for inner in layers_of(encoder):
         members = _members(type(inner))
-        used = {name for function in map(_code_of, members.values()) for name in _names_in(function)}
+        functions = [value.fget if isinstance(value, property) else value for _, value in members.values()]
+        used = {name for function in functions for name in _names_in(_code_of(function))}
         for name, (cls, value) in members.items():
             if name.startswith("_") or name in used or hasattr(TaskEncoder, name) or hasattr(AugmentTaskEncoder, name):
                 continue
@@ -270,32 +271,16 @@ def _check_spelling(encoder: TaskEncoder) -> None:
                 )
 
 
-def _layers(encoder: Any) -> Iterator[Any]:
-    """Yield the encoder, and the encoders that it wraps, from outer to inner."""
-    yield encoder
-    while isinstance(encoder, AugmentTaskEncoder):
-        encoder = encoder.task_encoder
-        yield encoder
-
-
-def _owner(encoder: Any, name: str) -> Any:
-    """Outermost of the nested encoders that has a hook of its own."""
-    mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
-    while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
-        encoder = encoder.task_encoder
-    return encoder
-
-
 def _members(cls: type) -> dict[str, tuple[type, Any]]:
     """Attributes of the user's classes by name, each with the class that defines it."""
     own = [base for base in cls.__mro__ if base is not object and not base.__module__.startswith("energon_lite.")]
     return {name: (base, value) for base in reversed(own) for name, value in vars(base).items()}
 
 
-def _code_of(member: tuple[type, Any]) -> Any:
-    value = member[1]
-    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    return getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
+def _code_of(function: Any) -> Any:
+    """Code of a function; None: it is not a Python function."""
+    function = getattr(function, "__func__", function)
+    return getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
 
 
 def _names_in(code: Any) -> Iterator[str]:
@@ -315,6 +300,5 @@ def _likeness(name: str, hook: str) -> float:
 
 def place_of(function: Any) -> str | None:
     """File and line of a function's definition; None: it is not a Python function."""
-    function = getattr(function, "__func__", function)
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    code = _code_of(function)
     return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

@@ -15,6 +15,8 @@ from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores import PrimaryFileStore
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: Kinds of parameters that accept any number of arguments.
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +119,10 @@ def places(function: Callable[..., Any]) -> int | None:
 
 def required(function: Callable[..., Any]) -> list[str]:
     """Names of the arguments that a function requires."""
-    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         parameter.name
         for parameter in _parameters(function)
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in any_number
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in _ANY
     ]
 
 
@@ -130,9 +131,6 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # a C function without a signature
         return [inspect.Parameter(f"any_{kind.name}", kind) for kind in _ANY]
-
-
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def given_stores(

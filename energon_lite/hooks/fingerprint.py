@@ -21,6 +21,8 @@ from energon_lite.hooks.base import TaskEncoder
 #: Folders of code that is known by its version.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parents[1])
+#: Levels of objects within objects that are read.
+_DEPTH = 5
 #: Characters of a value that a text has.
 _SHOWN = 60
 
@@ -68,20 +70,19 @@ def _file_of(module: ModuleType) -> Path | None:
     return path if path.is_file() else None
 
 
-def attributes(value: Any, path: str, depth: int = 5) -> Iterator[tuple[str, str]]:
+def attributes(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the paths and texts of the plain values in an object, equal in each process: attributes of objects and of a
     user's task encoder class, entries of containers, defaults of functions and variables of the functions around them.
 
     Args:
         value: the object.
         path: its name.
-        depth: levels of objects within objects.
 
     Example:
         >>> dict(attributes({"size": 336, "crop": (1, 2)}, "self"))
         {'self.size': '336', 'self.crop[0]': '1', 'self.crop[1]': '2'}
     """
-    return _attributes(value, path, depth, {})
+    return _attributes(value, path, _DEPTH, {})
 
 
 def _attributes(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, str]]:

@@ -90,12 +90,24 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
     )
 
 
+def layers_of(encoder: TaskEncoder) -> Iterator[TaskEncoder]:
+    """Yield the encoder, and the encoders that it wraps, from outer to inner."""
+    yield encoder
+    while isinstance(encoder, AugmentTaskEncoder):
+        encoder = encoder.task_encoder
+        yield encoder
+
+
+def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
+    """The encoder itself, or of the encoders that it wraps, the outermost that has a hook of its own."""
+    default = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
+    *outer, inmost = layers_of(encoder)
+    return next((layer for layer in outer if getattr(type(layer), name, None) is not default), inmost)
+
+
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
     """Function of a hook, from the class of the encoder or of the encoder that it wraps."""
-    own = getattr(type(encoder), name, None)
-    if isinstance(encoder, AugmentTaskEncoder) and own is getattr(AugmentTaskEncoder, name, None):
-        return hook_of(encoder.task_encoder, name)
-    return own
+    return getattr(type(owner_of(encoder, name)), name, None)
 
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:

@@ -14,11 +14,11 @@ needs one pass over all positions and stores 10 bytes for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from energon_lite.order.block_counts import BLOCK, BLOCK_BITS, BlockCounts, Coun
 from energon_lite.order.hashing import hash_ints, mix64_array
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 _32 = np.array(32, np.uint64)
 
@@ -71,13 +72,12 @@ class Layout:
 
     def block(self, number: int) -> Block:
         """Leaves and stream positions of all positions of a block."""
-        block = self._blocks.get(number)
-        if block is None:
-            while len(self._blocks) >= 4:
-                self._blocks.pop(next(iter(self._blocks)), None)
+
+        def made() -> Block:
             cut = (self._start,) if number * BLOCK < self._start else ()
-            block = self._blocks[number] = lay_out(self.counts.block(number), hash_ints(self._key, number, *cut))
-        return block
+            return lay_out(self.counts.block(number), hash_ints(self._key, number, *cut))
+
+        return recent(self._blocks, number, made)
 
 
 class Blend(Layout):
@@ -183,14 +183,21 @@ class EpochBlend:
         return epoch
 
     def _layout(self, epoch: int) -> tuple[Layout, Ints]:
-        cached = self._epochs.get(epoch)
-        if cached is None:
-            while len(self._epochs) >= 4:
-                self._epochs.pop(next(iter(self._epochs)), None)
+        def made() -> tuple[Layout, Ints]:
             before, after = (np.array(self._before(e), dtype=np.int64) for e in (epoch, epoch + 1))
-            layout = Layout(BlockCounts(after - before), hash_ints(self._key, epoch))
-            cached = self._epochs[epoch] = (layout, before)
-        return cached
+            return Layout(BlockCounts(after - before), hash_ints(self._key, epoch)), before
+
+        return recent(self._epochs, epoch, made)
+
+
+def recent(made: dict[int, T], number: int, make: Callable[[], T]) -> T:
+    """Return the entry of this number in a cache of the last four, made if it is missing."""
+    found = made.get(number)
+    if found is None:
+        while len(made) >= 4:
+            made.pop(next(iter(made)), None)
+        found = made[number] = make()
+    return found
 
 
 def lay_out(range_: CountRange, entropy: int) -> Block:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend, EpochBlend, blocks_of
+from energon_lite.order.blend import Blend, EpochBlend, blocks_of, recent
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import MAX_LENGTH
@@ -95,12 +95,9 @@ class _WholeBlocks:
 
     def _block(self, number: int, whole: bool) -> Addresses | None:
         """All addresses of a block; None if they are not cached and ``whole`` is False."""
-        block = self._blocks.get(number)
-        if block is None and whole:
-            while len(self._blocks) >= 4:
-                self._blocks.pop(next(iter(self._blocks)), None)
-            block = self._blocks[number] = self._compute(number * BLOCK + np.arange(BLOCK))
-        return block
+        if not whole:
+            return self._blocks.get(number)
+        return recent(self._blocks, number, lambda: self._compute(number * BLOCK + np.arange(BLOCK)))
 
 
 @dataclass(frozen=True)
@@ -188,12 +185,14 @@ class _MixedOrder:
     Args:
         blend: maps positions to ``(leaf, position in the leaf's stream)``; None for a single leaf.
         leaves: the leaves' streams.
+        key: 64 bits for the mixing.
         rebase: start of the blend in the middle of a run; None: it starts at position 0.
     """
 
-    def __init__(self, blend: LeafBlend | None, leaves: Leaves, rebase: Rebase | None):
+    def __init__(self, blend: LeafBlend | None, leaves: Leaves, key: int, rebase: Rebase | None):
         self.blend = blend
         self.leaves = leaves
+        self._key = key
         self.rebase = rebase
         self._first = 0 if rebase is None else rebase.position
         self._starts = None if rebase is None else np.array(rebase.starts, dtype=np.int64)
@@ -223,6 +222,11 @@ class _MixedOrder:
 
     def cycles(self, addresses: Addresses) -> Ints:
         return self.leaves.cycles(addresses.leaf, addresses.epoch)
+
+    def _after(self, rebase: Rebase) -> dict[str, Any]:
+        """Arguments of an order of the same leaves that starts in the middle of a run."""
+        key = hash_ints(self._key, _REBASE, rebase.position)
+        return {"key": key, "run": self.leaves.run, "window": self.leaves.window, "rebase": rebase}
 
     def _compute(self, positions: Ints) -> Addresses:
         if self.blend is None:
@@ -262,11 +266,9 @@ class BlendOrder(_MixedOrder):
         length: int | None = None,
         rebase: Rebase | None = None,
     ):
-        super().__init__(
-            _blend(weights, len(leaves), hash_ints(key, 0)), Leaves(leaves, run=run, window=window), rebase
-        )
+        blend = _blend(weights, len(leaves), hash_ints(key, 0))
+        super().__init__(blend, Leaves(leaves, run=run, window=window), key, rebase)
         self._weights = weights
-        self._key = key
         self._length = length
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
@@ -285,15 +287,8 @@ class BlendOrder(_MixedOrder):
         Weights that change keep their positions in the run.
         """
         weights = self._weights
-        return BlendOrder(
-            self.leaves.leaves,
-            weights if isinstance(weights, Sequence) else weights.rebased(rebase.position),
-            hash_ints(self._key, _REBASE, rebase.position),
-            run=self.leaves.run,
-            window=self.leaves.window,
-            length=self._length,
-            rebase=rebase,
-        )
+        weights = weights if isinstance(weights, Sequence) else weights.rebased(rebase.position)
+        return BlendOrder(self.leaves.leaves, weights, length=self._length, **self._after(rebase))
 
 
 def _blend(weights: Sequence[float] | ChangingWeights, leaves: int, key: int) -> LeafBlend | None:
@@ -332,9 +327,8 @@ class EpochBlendOrder(_MixedOrder):
         rebase: Rebase | None = None,
     ):
         blend = EpochBlend([leaf.length for leaf in leaves], repetitions, hash_ints(key, 1))
-        super().__init__(blend, Leaves(leaves, run=run, window=window), rebase)
+        super().__init__(blend, Leaves(leaves, run=run, window=window), key, rebase)
         self._repetitions = repetitions
-        self._key = key
         self._repeat = repeat
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
@@ -346,15 +340,7 @@ class EpochBlendOrder(_MixedOrder):
 
     def rebased(self, rebase: Rebase) -> EpochBlendOrder:
         """This blend, with its first epoch started in the middle of a run that had another blend before."""
-        return EpochBlendOrder(
-            self.leaves.leaves,
-            self._repetitions,
-            hash_ints(self._key, _REBASE, rebase.position),
-            run=self.leaves.run,
-            window=self.leaves.window,
-            repeat=self._repeat,
-            rebase=rebase,
-        )
+        return EpochBlendOrder(self.leaves.leaves, self._repetitions, repeat=self._repeat, **self._after(rebase))
 
 
 class ConcatOrder:
@@ -362,13 +348,11 @@ class ConcatOrder:
 
     Args:
         lengths: samples of each leaf.
-        length: end after this number of positions, if that is earlier.
     """
 
-    def __init__(self, lengths: Sequence[int], *, length: int | None = None):
+    def __init__(self, lengths: Sequence[int]):
         self._stops = np.cumsum(np.array(lengths, dtype=np.int64))
-        total = int(self._stops[-1]) if len(lengths) else 0
-        self._length = total if length is None else min(total, length)
+        self._length = int(self._stops[-1]) if len(lengths) else 0
 
     def bounds(self, pass_number: int) -> tuple[int, int]:
         return 0, self._length

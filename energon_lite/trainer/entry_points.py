@@ -6,12 +6,12 @@ _GROUP = "Trainer"
 
 COMMANDS = {
     "tokenize": Command(
-        "energon_lite.trainer.commands.tokenize:command",
+        "energon_lite.trainer.tokenizing.tokenize_command:command",
         "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
         _GROUP,
     ),
     "convert-weights": Command(
-        "energon_lite.trainer.commands.convert_weights:command",
+        "energon_lite.trainer.conversion.convert_weights_command:command",
         "Convert weights from and to Hugging Face, or into one file.",
         _GROUP,
     ),

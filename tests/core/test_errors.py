@@ -35,7 +35,7 @@ def test_commands_and_pages_count_in_words() -> None:
     nouns = "shards|samples|data sets|files|rows|lines|batches|ranks|records"
     plural = re.compile(rf"\{{[^{{}}!]*\}} (?:more )?(?:{nouns})\b(?!/)")
     package = Path(energon_lite.__file__).parent
-    patterns = ("cli/*.py", "extras/**/*command.py", "extras/inspect/preview/*.py", "trainer/commands/*.py")
+    patterns = ("cli/*.py", "extras/**/*command.py", "extras/inspect/preview/*.py", "trainer/**/*command.py")
     files = {pattern: list(package.glob(pattern)) for pattern in patterns}
     texts = {str(path): path.read_text() for paths in files.values() for path in paths}
     found = [

@@ -12,7 +12,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from energon_lite.launcher import usable_cores
+from energon_lite.topology import usable_cores
 
 T = TypeVar("T")
 

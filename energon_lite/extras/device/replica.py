@@ -24,8 +24,8 @@ from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
 from energon_lite.loading.makers.outcomes import Result
-from energon_lite.replica import Replica
 from energon_lite.tensors import map_tensors
+from energon_lite.topology import Replica
 
 
 @dataclasses.dataclass(frozen=True)

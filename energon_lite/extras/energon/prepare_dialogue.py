@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.cli.text import byte_size
+from energon_lite.cli.output import byte_size
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
@@ -77,7 +77,7 @@ _OTHER_PARTS = {
 
 
 class QuestionDialogue:
-    """Dialogue in the terminal; see :class:`~energon_lite.cli.prepare_report.PrepareDialogue`."""
+    """Dialogue in the terminal; see :class:`~energon_lite.cli.prepare.PrepareDialogue`."""
 
     def show_samples(self, scan: DatasetScan) -> None:
         """Write the first samples: their parts, sizes, and previews of their contents."""

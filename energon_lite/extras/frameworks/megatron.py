@@ -14,7 +14,7 @@ from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import read_state_files
-from energon_lite.replica import Replica, Stages
+from energon_lite.topology import Replica, Stages
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["DataIterator", "data_iterators", "worker_config"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.hooks import own_hooks
-from energon_lite.launcher import usable_cores
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
 from energon_lite.loading.executors.executor import WorkSum
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.topology import usable_cores
 
 logger = logging.getLogger(__name__)
 

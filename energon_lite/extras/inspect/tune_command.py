@@ -19,10 +19,10 @@ from energon_lite.cli import aligned, batching_argument, make_task_encoder, pars
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
-from energon_lite.launcher import usable_cores
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.options import Reading
 from energon_lite.loading.recipes import get_savable_loader, get_train_dataset
+from energon_lite.topology import usable_cores
 from energon_lite.worker_config import WorkerConfig
 
 _COUNT = click.IntRange(min=1)

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_lite.cli import ExistingPath, job_options, progress, show_share
-from energon_lite.cli.arguments import local_dataset
+from energon_lite.cli.arguments import local_dataset, with_options
 from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.job import Ranks
 
 if TYPE_CHECKING:
     from energon_lite.extras.media.media_scan import MediaFilterConfig
-
-T = TypeVar("T", bound=Callable[..., object])
 
 #: Largest number of broken media that are listed.
 _NAMED = 10
@@ -29,12 +26,10 @@ _WAYS: dict[str, dict[str, Any]] = {
     "header": {"is_flag": True, "help": "Store the metadata of media, recognized by their first bytes."},
     "extension": {"is_flag": True, "help": "Store the metadata of media, recognized by their extensions."},
 }
-
-
-def media_options(command: T) -> T:
-    """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``."""
-    options = [click.option(f"--media-metadata-by-{way}", **settings) for way, settings in _WAYS.items()]
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+#: Options ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``.
+media_options = with_options(
+    *(click.option(f"--media-metadata-by-{way}", **settings) for way, settings in _WAYS.items())
+)
 
 
 @click.command(name="prepare-media", context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,8 +17,8 @@ from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, host_and_port, secret_in
 from energon_lite.extras.remote_workers.server import JobServer
-from energon_lite.launcher import usable_cores
 from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.topology import usable_cores
 from energon_lite.worker_config import WorkerConfig
 
 

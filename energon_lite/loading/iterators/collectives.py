@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import TopologyError, UsageError, listed
-from energon_lite.launcher import launched_place
+from energon_lite.topology import launched_place
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from energon_lite.entry_points import load, unit_runners
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, listed
-from energon_lite.launcher import launched_place
 from energon_lite.storage.sharded_job.work import Outcome, R, Table, U, Work, run_units
+from energon_lite.topology import launched_place
 
 T = TypeVar("T")
 

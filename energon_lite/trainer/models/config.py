@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from energon_lite.documents import from_plain, read
-from energon_lite.errors import ConfigError, require, require_at_least
+from energon_lite.errors import require, require_at_least, require_choice
 
 #: Data types that a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -93,8 +93,8 @@ class VisionConfig:
         at = "model.vision"
         require_at_least(self, at, hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, image_token=0)
         for name, choices in VISION_CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"unknown {name} {value!r}", at=f"{at}.{name}", choices=choices, suggest_for=value)
+            value = getattr(self, name)
+            require_choice(value, choices, f"unknown {name} {value!r}", f"{at}.{name}")
         even = self.hidden_size % self.num_heads == 0
         what = f"hidden_size={self.hidden_size} cannot be cut into {self.num_heads} heads"
         require(even, what, f"{at}.hidden_size", f"use a multiple of {self.num_heads}")
@@ -141,8 +141,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         at = "model.rope_scaling"
-        if self.kind not in (choices := ("llama3", "yarn", "linear")):
-            raise ConfigError(f"unknown kind {self.kind!r}", at=f"{at}.kind", choices=choices, suggest_for=self.kind)
+        require_choice(self.kind, ("llama3", "yarn", "linear"), f"unknown kind {self.kind!r}", f"{at}.kind")
         yarn = self.kind == "yarn"
         # Set here, so that a default equals the same number given.
         if self.high_frequency is None:
@@ -230,9 +229,8 @@ class ModelConfig:
         require_at_least(self, "model", vocab_multiple=1, patch_size=1, loss_chunk=0)
         known = self.dtype in DTYPES
         require(known, f"unknown dtype {self.dtype!r}", "model.dtype", f"use one of: {', '.join(DTYPES)}")
-        if self.recompute not in (choices := ("none", "selective", "full")):
-            what = f"cannot recompute {self.recompute!r}"
-            raise ConfigError(what, at="model.recompute", choices=choices, suggest_for=self.recompute)
+        choices, what = ("none", "selective", "full"), f"cannot recompute {self.recompute!r}"
+        require_choice(self.recompute, choices, what, "model.recompute")
         share = self.recompute_budget == 1 or (self.compile and 0 <= self.recompute_budget < 1)
         what = f"recompute_budget={self.recompute_budget} is not a share that a compiler can obey"
         require(share, what, "model.recompute_budget", "give a number from 0 to 1, and model.compile: true")
@@ -371,9 +369,7 @@ def model_preset(name: str, **changes: Any) -> ModelConfig:
         >>> model_preset("1.1B", dtype="bfloat16").num_kv_heads
         4
     """
-    if name not in PRESETS:
-        what = f"there is no preset {name!r}"
-        raise ConfigError(what, at="model.preset", choices=list(PRESETS), suggest_for=name)
+    require_choice(name, PRESETS, f"there is no preset {name!r}", "model.preset")
     values = PRESETS[name] | changes
     if isinstance(scaling := values.get("rope_scaling"), dict):
         values["rope_scaling"] = RopeScaling(**scaling)

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from energon_lite.trainer.models.compiled import compiled_for_any_rows
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.execution import compiled_for_any_rows
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from energon_lite.errors import ConfigError, UsageError
+from energon_lite.errors import UsageError, require_choice
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 
 if TYPE_CHECKING:
@@ -148,6 +148,5 @@ def _refuse_documents(*_: object) -> Any:
 
 
 def _find(table: dict[str, T], name: str, at: str) -> T:
-    if name not in table:
-        raise ConfigError(f"nothing is registered as {name!r}", at=at, choices=list(table), suggest_for=name)
+    require_choice(name, table, f"nothing is registered as {name!r}", at)
     return table[name]

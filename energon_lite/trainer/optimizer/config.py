@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from energon_lite.batching import learning_rate_scale
-from energon_lite.errors import ConfigError, require
+from energon_lite.errors import require, require_choice
 
 #: Schedules of the learning rate.
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -119,10 +119,7 @@ class OptimizerConfig:
         require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(
-                    f"unknown {name} {value!r}", at=f"optimizer.{name}", choices=choices, suggest_for=value
-                )
+            require_choice(value, choices, f"unknown {name} {value!r}", f"optimizer.{name}")
         positive = self.bucket_size is None or self.bucket_size >= 1
         require(
             positive, "bucket_size is below 1", "optimizer.bucket_size", "leave it out, or give a number of elements"

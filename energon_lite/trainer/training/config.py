@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Annotated, Any, get_type_hints
 
 from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
-from energon_lite.errors import ConfigError, UsageError, require, require_at_least
+from energon_lite.errors import ConfigError, UsageError, require, require_at_least, require_choice
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface
@@ -147,9 +147,8 @@ class TrainConfig:
         peak = self.peak_tflops is None or self.peak_tflops > 0
         require(peak, "peak_tflops is not positive", "train.peak_tflops", "leave it out, or give e.g. 989")
         for name in self.init_from_ignore:
-            if name not in MODEL_MEANING:
-                what = f"{name!r} is not a setting that decides what weights mean"
-                raise ConfigError(what, at="train.init_from_ignore", choices=MODEL_MEANING, suggest_for=name)
+            what = f"{name!r} is not a setting that decides what weights mean"
+            require_choice(name, MODEL_MEANING, what, "train.init_from_ignore")
         factor = self.spike_factor == 0 or self.spike_factor > 1
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
         require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)

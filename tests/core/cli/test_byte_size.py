@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon_lite.cli.text import byte_size
+from energon_lite.cli.output import byte_size
 
 
 @pytest.mark.parametrize(

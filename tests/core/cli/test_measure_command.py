@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite.cli import arguments, measure
+from energon_lite.cli import measure
+from energon_lite.cli import output as command_output
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import command, invoke
 
@@ -190,7 +191,7 @@ def test_lengths_without_an_encoder(data: Path) -> None:
 
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
+    monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
         tick(100, 400, "")

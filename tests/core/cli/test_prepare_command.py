@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.cli import arguments, prepare_report
+from energon_lite.cli import output as command_output
+from energon_lite.cli import prepare as prepare_command
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.dataset_scan import ShardScans
@@ -60,7 +61,7 @@ class TestWithoutQuestions:
         assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
 
     def test_without_a_guest_nothing_is_asked(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(prepare_report, "storage_guests", dict)
+        monkeypatch.setattr(prepare_command, "storage_guests", dict)
         assert "--non-interactive needs --split-ratio" in run(data)[1]
         code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "TextSample")
         assert code == 1 and "TextSample needs a field map" in output and "Sample 0" not in output
@@ -137,7 +138,7 @@ class TestProgress:
     OPTIONS = ("--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1")
 
     def test_lines_in_a_log(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
+        monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
         lines = [line for line in run(data, *self.OPTIONS)[1].splitlines() if line.startswith("Indexing")]
         assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
         assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
@@ -146,7 +147,7 @@ class TestProgress:
         self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        with arguments.progress(True, "Indexing", "shards") as show:
+        with command_output.progress(True, "Indexing", "shards") as show:
             scans = ShardScans(str(data), [f"s{number}.tar" for number in range(4)], workers=1, progress=show)
             scans.do_share()
         shown = capsys.readouterr().err

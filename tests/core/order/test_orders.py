@@ -21,11 +21,6 @@ def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
     assert order.lookup(np.arange(sum(lengths))).rows() == expected
 
 
-def test_concatenation_can_end_early() -> None:
-    assert ConcatOrder([3, 3], length=4).bounds(0) == (0, 4)
-    assert ConcatOrder([3, 3], length=9).bounds(0) == (0, 6)
-
-
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6),
     seed=st.integers(0, 2**32),

@@ -16,7 +16,7 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.trainer.commands.tokenize import read_metadata
+from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
 from tests.testing import ALONE, invoke
 
 CRUDE = "CrudeWebdataset"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from energon_lite.cli.text import parse_bytes
+from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial

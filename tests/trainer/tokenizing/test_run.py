@@ -21,10 +21,10 @@ from energon_lite import get_loader, get_val_dataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Ranks
-from energon_lite.trainer.commands.tokenize import read_metadata
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task
+from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
 from tests.fork_server import ForkedProgram
 from tests.testing import ALONE, invoke, killed_at, killed_at_every_step, nightly_but
 

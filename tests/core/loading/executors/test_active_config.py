@@ -12,8 +12,8 @@ import pytest
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.energon import MapDataset
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.replica import Replica
 from energon_lite.storage.stores import NoCachePool
+from energon_lite.topology import Replica
 
 
 def seen() -> tuple[int, int, int]:
