@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY", "VERSION"]
-
 PACKAGE = "megatron.energon"
 #: Version of Energon whose names are provided.
 VERSION = "7.4.1"

@@ -12,18 +12,6 @@ from typing import Literal, NamedTuple
 from energon_lite.cli.main import all_commands
 from energon_lite.extras.energon.compat.modules import COMMANDS, MODULES, NODES
 
-__all__ = [
-    "AHEAD",
-    "AHEAD_MODULES",
-    "NAMES",
-    "ForkDataLoaderWorker",
-    "Name",
-    "ThreadDataLoaderWorker",
-    "Verdict",
-    "meaning",
-]
-
-
 Verdict = Literal["same", "better", "other"]
 
 

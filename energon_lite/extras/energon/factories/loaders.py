@@ -16,7 +16,7 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.energon.epath import EPath
-from energon_lite.extras.energon.factories.base import (
+from energon_lite.extras.energon.factories import (
     BaseCoreDatasetFactory,
     DatasetFactory,
     DefaultCrudeJsonlDatasetFactory,
