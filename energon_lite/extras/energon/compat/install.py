@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY, VERSION
+from energon_lite.extras.energon.compat import INTERNAL, MODULES, PACKAGE, PARTLY, VERSION
 from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
 from energon_lite.loading.executors import executor_handle, worker_process
 from energon_lite.trust import trust_by_default

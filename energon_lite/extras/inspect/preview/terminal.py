@@ -63,7 +63,8 @@ def _lines(name: str, value: Any, indent: str, width: int, colours: bool, depth:
             yield f"{indent}  ... and {len(items) - _MOST_VALUES} more"
     if colours and (pixels := pixels_of(value)) is not None:
         columns = max(8, min(width - len(indent) - 2, 64))
-        yield from (f"{indent}  {line}" for line in picture_lines(rgb_of(pixels), columns))
+        pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
+        yield from (f"{indent}  {line}" for line in picture_lines(pixels, columns))
 
 
 def _values(value: Any) -> Sequence[Any]:
@@ -82,11 +83,6 @@ def _words(value: Any) -> str:
     if hasattr(value, "getbands"):
         return f"image {value.size[0]}x{value.size[1]} {value.mode}"
     return short_text(repr(value), _LONGEST_TEXT)
-
-
-def rgb_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert uint8 ``[height, width, 1 or 3 or 4]`` to three channels."""
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
 
 
 def picture_lines(pixels: np.ndarray[Any, Any], columns: int) -> Iterator[str]:

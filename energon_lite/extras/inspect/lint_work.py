@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
-from energon_lite.extras.inspect.linting.checks import Fault, SampleExaminer, ShardState, examine_shard
+from energon_lite.extras.inspect.lint_checks import Fault, SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.byte_ranges import open_file
