@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -49,14 +49,14 @@ def sample_lines(sample: Any, *, width: int, colours: bool) -> Iterator[str]:
 
 
 def _lines(name: str, value: Any, indent: str, width: int, colours: bool, depth: int) -> Iterator[str]:
-    nested = isinstance(value, (Mapping, list, tuple)) and any(map(_is_large, _values(value)))
-    if not nested or depth >= _DEEPEST:
+    is_list = isinstance(value, (list, tuple))
+    items = [*value.items()] if isinstance(value, Mapping) else [*enumerate(value if is_list else ())]
+    if depth >= _DEEPEST or not any(_is_large(item) for _, item in items):
         kind = "" if depth else f" ({type(value)})"
         yield f"{indent}{name}{kind}: {_words(value)}"
     else:
         kind = "" if isinstance(value, Mapping) else f" ({type(value).__name__} of {len(value)})"
         yield f"{indent}{name}:{kind}"
-        items = [*value.items()] if isinstance(value, Mapping) else [*enumerate(value)]
         for key, item in items[:_MOST_VALUES]:
             yield from _lines(str(key), item, indent + "  ", width, colours, depth + 1)
         if len(items) > _MOST_VALUES:
@@ -65,10 +65,6 @@ def _lines(name: str, value: Any, indent: str, width: int, colours: bool, depth:
         columns = max(8, min(width - len(indent) - 2, 64))
         pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3]
         yield from (f"{indent}  {line}" for line in picture_lines(pixels, columns))
-
-
-def _values(value: Any) -> Sequence[Any]:
-    return [*value.values()] if isinstance(value, Mapping) else value
 
 
 def _is_large(value: Any) -> bool:
