@@ -161,7 +161,9 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
     for batch in micro_batches:
         assert batch is not None, "the first stage needs its micro-batches"
         own.append(sizes_of_images(batch.image, batch.image_sizes))
-    return ImageExchange(model, _all_sizes(own, group), group)
+    by_rank = [own] * group.size()
+    dist.all_gather_object(by_rank, own, group=group)
+    return ImageExchange(model, [*zip(*by_rank, strict=True)], group)
 
 
 class ImageExchange:
@@ -262,10 +264,3 @@ def _costs(config: ModelConfig, sizes: Sequence[Sizes]) -> tuple[Ints, Ints]:
     costs = [1 + count // _OPERATIONS for count in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
     return np.array(costs, dtype=np.int64), owner
-
-
-def _all_sizes(own: list[Sizes], group: dist.ProcessGroup) -> list[tuple[Sizes, ...]]:
-    """Return the sizes of all images, by turn and rank."""
-    by_rank = [own] * group.size()
-    dist.all_gather_object(by_rank, own, group=group)
-    return list(zip(*by_rank, strict=True))

@@ -271,7 +271,7 @@ def _blend_of(dataset: SavableDataset) -> BlendOrder | EpochBlendOrder:
     return order
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
+# -- the command ----------------------------------------------------------------------------------------------------
 
 
 @click.command(name="rebase", context_settings={"show_default": True})

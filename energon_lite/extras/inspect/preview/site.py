@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.extras.inspect.audited_run import json_lines
 from energon_lite.extras.inspect.preview.element import Child, tag
 from energon_lite.extras.inspect.preview.media import Media, made_media, part_size, png_of, stored_media
 from energon_lite.extras.inspect.preview.page_frame import NAME, Links, View, page
@@ -32,7 +33,6 @@ from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.step_page import step_main
 from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
-from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.storage.files.atomic_file import write_bytes
 
 _HTML = "text/html; charset=utf-8"
