@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from energon_lite.cli.checkpoint import dataset_of_state, found_states
+from energon_lite.cli.checkpoint import dataset_of_state, found_states, whole_state
 from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.inspect.trace import is_trace
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.saved_states import merged
 from energon_lite.order.hashing import MASK64
 
 _METRICS = "metrics.jsonl"
@@ -78,8 +77,7 @@ class AuditedRun:
         """Newest state of its loader; None: there is none."""
         given = self.states or tuple(path for path in self.paths if self._recorded(path) is None)
         if given and not any(os.path.isdir(os.path.join(path, "checkpoints")) for path in given):
-            parts = found_states(given)
-            return merged([part.state for part in parts], [part.name for part in parts])
+            return whole_state(found_states(given))
         state: State | None = None if self.checkpoint is None else self.checkpoint["loader"]
         return state
 
