@@ -107,7 +107,7 @@ class WebdatasetPreparator:
         """
         from energon_lite.extras.media.media_scan import prepare_media
 
-        return prepare_media(os.path.expanduser(os.fspath(parent_path)), media_filter, workers=workers).found
+        return prepare_media(parent_path, media_filter, workers=workers).found
 
 
 class BaseWebdatasetFactory(DatasetFactory[SampleT], WebdatasetPreparator, Generic[SampleT]):
