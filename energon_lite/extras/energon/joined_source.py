@@ -19,7 +19,8 @@ from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source, sample_loader
 from energon_lite.loading.makers.outcomes import set_restore_key
 from energon_lite.loading.metadataset_keys import JoinGuest
-from energon_lite.samples import Sample, SourceInfo
+from energon_lite.samples import Sample
+from energon_lite.samples.sample import SourceList
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
@@ -210,13 +211,9 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
     if found is None:
         yield from map(reader.sample, indices)
         return
-    path = reader.source.path
-    names = found.names
-    columns = [*found.parts.values()]
-    for index, key, shard, *parts in zip(indices, found.keys, found.shards, *columns, strict=True):
-        files = tuple([f"{key}.{name}" for name in names])
-        info = SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=files)
-        yield RawSample(key, dict(zip(found.parts, parts, strict=True)), info)
+    sources = SourceList(reader.source.path, indices, found.shards, found.keys, found.names)
+    for key, source, *parts in zip(found.keys, sources, *found.parts.values(), strict=True):
+        yield RawSample(key, dict(zip(found.parts, parts, strict=True)), source)
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ class LeafFactory(OneLeafFactory[SampleT], Generic[SampleT]):
         self.shuffle_over_epochs = shuffle_over_epochs
         self._trusts = trusts(trust_code)
         self.subflavors = dict(spec.subflavors)
-        self.paths = [EPath(path) for path in getattr(spec, "folders", None) or [spec.path]]
+        self.paths = [EPath(path) for path in spec.folders]
 
     @cached_property
     def opened(self) -> tuple[Leaf, LeafIdentity]:

@@ -329,7 +329,7 @@ def _factory_of(
         **{"training": training, "worker_config": worker_config, "shuffle_over_epochs": epochs},
         **kwargs,
     }
-    if getattr(spec, "join", None) is not None or source_opener(spec.path) is not None:
+    if spec.join is not None or source_opener(spec.path) is not None:
         kwargs.pop("decoder", None)
         return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
     if is_jsonl(spec.path):
