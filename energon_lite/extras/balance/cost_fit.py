@@ -290,15 +290,12 @@ def _micro_batches(line: str, where: str) -> tuple[str, CostModel | None, list[t
         raise UsageError(f"not a measured step: {type(error).__name__}: {error}", where=where, fix=_LIKE) from None
     if any(len(values) != len(seconds) for values in columns.values()):
         raise UsageError("sizes and seconds differ in number", where=where, fix=_LIKE)
-    return (
-        place,
-        prior,
-        [
-            ({name: values[number] for name, values in columns.items()}, duration)
-            for number, duration in enumerate(seconds)
-            if duration > 0
-        ],
-    )
+    micro_batches = [
+        ({name: values[number] for name, values in columns.items()}, duration)
+        for number, duration in enumerate(seconds)
+        if duration > 0
+    ]
+    return place, prior, micro_batches
 
 
 _LIKE = 'a line is like {"seconds": [0.5], "sizes": {"tokens": [900]}}'

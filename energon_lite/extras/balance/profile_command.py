@@ -27,11 +27,6 @@ from energon_lite.extras.balance.cost_model import CostModel
 _TIMES = "micro_batches.jsonl"
 
 
-def is_measured(path: str) -> bool:
-    """True for the folder of a run or a file of measurements; False for a function's name."""
-    return path.endswith(".jsonl") or os.path.isdir(path)
-
-
 def report_costs(path: str, output: str | None, compared: str | None, *, as_json: bool) -> None:
     """Fit costs to the measurements of a run, and report the accuracy of their predictions.
 
@@ -152,7 +147,7 @@ def command(
       energon-lite profile train:step --device cpu --memory-limit 6G --multiple 256
       energon-lite profile output/run -o costs.json
     """
-    if is_measured(function):
+    if function.endswith(".jsonl") or os.path.isdir(function):
         report_costs(function, output, compare, as_json=as_json)
         return
     if output is not None or compare is not None or as_json:

@@ -4,7 +4,7 @@ from energon_lite.entry_points import Command
 
 COMMANDS = {
     "checkpoint rebase": Command(
-        "energon_lite.extras.blends.rebase_command:command",
+        "energon_lite.extras.blends.rebase:command",
         "Continue a run with a changed blend or batch size.",
     ),
 }

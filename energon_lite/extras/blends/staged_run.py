@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from energon_lite.config.leaf_spec import LeafSpec, Weight
 from energon_lite.documents import Node
 from energon_lite.errors import StateMismatchError
@@ -50,7 +52,7 @@ class StagedIdentity(Identity):
         begun = max(1, sum(stage.start < samples for stage in self.stages))
         end = self.stages[begun].start if begun < len(self.stages) else None
         # Part of the last block of a stage depends on its end, and on the leaves without a share after it.
-        leaving = () if end is None else _leaving(self.stages[begun])
+        leaving = [] if end is None else np.flatnonzero(self.stages[begun].idle()).tolist()
         cut = None
         if end is not None and samples > self.first + last_position(end - self.first):
             cut = end if (end - self.first) % BLOCK or leaving else None
@@ -69,7 +71,7 @@ class StagedIdentity(Identity):
         """Return the identity of the whole run, with all stages, as plain data."""
         return self.whole().to_plain()
 
-    def _consumed(self, begun: int, cut: int | None, leaving: tuple[int, ...]) -> Identity:
+    def _consumed(self, begun: int, cut: int | None, leaving: Sequence[int]) -> Identity:
         stages = self.stages[:begun]
         used = self._used(stages)
         marks = {}
@@ -78,7 +80,7 @@ class StagedIdentity(Identity):
             if not number and not sloping:
                 continue  # the weights of the first stage are in the leaves' settings
             stop = self.stages[number + 1].start if sloping else None
-            weights = [_of(weights, used) for weights in (stage.weights, stage.last or ())]
+            weights = [[values[leaf] for leaf in used if values] for values in (stage.weights, stage.last or ())]
             marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
         settings = dict(self.settings)
         if older := list(marks)[:-_NAMED]:
@@ -125,16 +127,6 @@ class _Consumed(Identity):
                 fix="write these stages, and data sets, as they were; stages ahead may be changed, from the end of "
                 f"the block of {BLOCK:,} positions on in which the state was saved",
             ) from None
-
-
-def _leaving(stage: WeightStage) -> tuple[int, ...]:
-    """Return the leaves that have no share in a stage."""
-    pairs = zip(stage.weights, stage.last or stage.weights, strict=True)
-    return tuple(leaf for leaf, weights in enumerate(pairs) if not any(weights))
-
-
-def _of(weights: Sequence[float], used: Sequence[int]) -> list[float]:
-    return [weights[leaf] for leaf in used] if weights else []
 
 
 def _digest(value: Any) -> str:

@@ -137,6 +137,11 @@ class WeightStage:
     weights: tuple[float, ...]
     last: tuple[float, ...] | None = None
 
+    def idle(self) -> Flags:
+        """Mask of the leaves without a share anywhere in the stage, ``[leaves]``."""
+        idle: Flags = ~np.any([self.weights, self.last or self.weights], axis=0)
+        return idle
+
 
 def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:
     """Refuse stages that cannot be blended.
@@ -264,15 +269,8 @@ class StagedBlend:
         integral = ShareIntegral(stage.start, base, first, last, stop - stage.start)
         if following is None or following.start > self._length:
             return StageCounts(integral, before, min(stop, self._length), None)
-        return StageCounts(integral, before, stop, _idle(following))
-
-
-def _idle(stage: WeightStage) -> Flags | None:
-    """Mask of the leaves without a share in a stage, ``[leaves]``; None: all have one."""
-    idle = np.array(stage.weights) == 0
-    if stage.last is not None:
-        idle &= np.array(stage.last) == 0
-    return idle if idle.any() else None
+        leaving = following.idle()
+        return StageCounts(integral, before, stop, leaving if leaving.any() else None)
 
 
 class StageCounts(BlockCounts):

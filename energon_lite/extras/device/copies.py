@@ -1,4 +1,4 @@
-"""Copy of batches to the accelerator while it computes the step before, and prefetching of the next batch.
+"""Copy of batches to the accelerator while it computes the step before, the hook for batches there, and prefetching.
 
 A copy overlaps with computation under three conditions: it starts from page-locked memory, it runs on a stream of its
 own, and it is started before the batch is needed. So a copy has two parts, :meth:`DeviceCopy.start` and
@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.device.hook import DeviceHook, device_hook
 from energon_lite.extras.device.pinned import SEGMENTS, Arrival, CopyEngine, CudaEngine, PinnedSegments
+from energon_lite.hooks import HookContext, LendingScope, is_overridden
+from energon_lite.hooks.hooks import hook_of
+from energon_lite.hooks.marks import restores_seeds
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.executor import WorkSeconds
+from energon_lite.loading.makers.hook_errors import note_where, returned_nothing, wrong_result
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Result
+from energon_lite.order.hashing import HashDomain
 from energon_lite.tensors import map_tensors
 
 logger = logging.getLogger(__name__)
 
 #: Entry of states with the name of the decoder of ``encode_on_device``.
 _DECODER = "device_decoder"
+#: Name of the hook for batches on a device.
+_HOOK = "encode_on_device"
+_DEVICE = HashDomain.DEVICE_HOOK.value
 
 
 class Underway(NamedTuple):
@@ -121,6 +130,68 @@ class DeviceCopy:
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+class DeviceHook:
+    """Caller of the hook ``encode_on_device``, with the randomness of its batch, whoever has loaded it.
+
+    Args:
+        runner: runner of the jobs, with the encoder and the seed of the run.
+        generator: global generator of the device; None: it has none of its own.
+    """
+
+    def __init__(self, runner: JobRunner, generator: torch.Generator | None):
+        self._runner = runner
+        self._generator = generator
+        self._seeds = restores_seeds(hook_of(runner.encoder, _HOOK))
+
+    def guarded(self, batch: Any, digest: int) -> Any:
+        """Return the result of the hook for a batch.
+
+        Args:
+            batch: the batch, on the device.
+            digest: digest of its samples, from which its randomness follows.
+
+        Raises:
+            FatalSampleError: the hook returned what no hook may return.
+        """
+        hook = getattr(self._runner.encoder, _HOOK)
+        whose = "a batch on the device"
+        services = self._runner.services
+        context = HookContext(
+            *(self._runner.seed, _DEVICE, digest), cache=services.cache_pool, worker_config=services.worker_config
+        )
+        with LendingScope(), context, self._seeded(context):
+            try:
+                made = hook(batch)
+            except Exception as error:
+                note_where(error, _HOOK, whose)
+                raise
+        if made is None:
+            raise returned_nothing(_HOOK, hook, whose=whose)
+        if (wrong := wrong_result(made, _HOOK, hook, whose)) is not None:
+            raise wrong
+        return made
+
+    @contextmanager
+    def _seeded(self, context: HookContext) -> Iterator[None]:
+        """Seed the global generators, those of the processor and of the device; restore the latter at the end."""
+        if self._seeds:
+            context.seed_globals()
+        if self._generator is None or not self._seeds:
+            yield
+            return
+        before = self._generator.get_state()
+        self._generator.manual_seed(context.seed >> 1)
+        try:
+            yield
+        finally:
+            self._generator.set_state(before)
+
+
+def device_hook(runner: JobRunner, generator: torch.Generator | None) -> DeviceHook | None:
+    """Return the caller of the hook; None: the task encoder has none."""
+    return DeviceHook(runner, generator) if is_overridden(runner.encoder, _HOOK) else None
 
 
 class _Taken(NamedTuple):

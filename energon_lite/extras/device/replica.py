@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.batching.digests import NO_SAMPLES
-from energon_lite.errors import TopologyError, WorkerError
+from energon_lite.errors import TopologyError, WorkerError, field_of
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
@@ -172,8 +172,7 @@ def batch_checksum(batch: Any) -> int:
         return tensor
 
     map_tensors(add, batch)
-    key = batch.get("__restore_key__") if isinstance(batch, Mapping) else getattr(batch, "__restore_key__", None)
-    digest.update(repr(key).encode())
+    digest.update(repr(field_of(batch, "__restore_key__")).encode())
     return int.from_bytes(digest.digest(), "little") >> 1
 
 

@@ -74,10 +74,10 @@ from .compat.hooks import reraise_exception as reraise_exception
 from .compat.install import install as install
 from .compat.install import is_installed as is_installed
 from .compat.install import uninstall as uninstall
-from .factories.base import BaseCoreDatasetFactory as BaseCoreDatasetFactory
-from .factories.base import CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory
-from .factories.base import DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
-from .factories.base import JoinedWebdatasetFactory as JoinedWebdatasetFactory
+from .factories import BaseCoreDatasetFactory as BaseCoreDatasetFactory
+from .factories import CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory
+from .factories import DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
+from .factories import JoinedWebdatasetFactory as JoinedWebdatasetFactory
 from .factories.loaders import DatasetLoader as DatasetLoader
 from .factories.loaders import DatasetLoaderInterface as DatasetLoaderInterface
 from .factories.loaders import Metadataset as Metadataset
@@ -101,6 +101,7 @@ from .factories.webdataset import TextWebdataset as TextWebdataset
 from .factories.webdataset import VidQAWebdataset as VidQAWebdataset
 from .factories.webdataset import VQAOCRWebdataset as VQAOCRWebdataset
 from .factories.webdataset import VQAWebdataset as VQAWebdataset
+from .wrappers import WrapperDataset as WrapperDataset
 from .wrappers.batching import BatchDataset as BatchDataset
 from .wrappers.batching import GroupBatchDataset as GroupBatchDataset
 from .wrappers.batching import MixBatchDataset as MixBatchDataset
@@ -119,4 +120,3 @@ from .wrappers.datasets import LogSampleDataset as LogSampleDataset
 from .wrappers.datasets import MapDataset as MapDataset
 from .wrappers.datasets import RepeatDataset as RepeatDataset
 from .wrappers.datasets import ShuffleBufferDataset as ShuffleBufferDataset
-from .wrappers.wrapper import WrapperDataset as WrapperDataset

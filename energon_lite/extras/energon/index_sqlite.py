@@ -10,10 +10,10 @@ take hours to collect. They are carried over when the file is made again.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import repeat
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -24,9 +24,6 @@ from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import SQLITE_INDEX, SQLITE_KEPT, KeyDatabase, RemoteShard
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import ShardScan, split_member_name
-
-if TYPE_CHECKING:
-    import sqlite3
 
 #: The tables that this module writes.
 _OURS = ("samples", "sample_parts")
@@ -66,8 +63,6 @@ def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
     Returns:
         False, and a useless file, if keys are not unique (or are not text).
     """
-    import sqlite3
-
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
@@ -92,8 +87,6 @@ def tables_of_others(path: str) -> list[str]:
     Raises:
         DatasetError: it is a database that cannot be read now.
     """
-    import sqlite3
-
     if not os.path.isfile(path):
         return []
     try:
@@ -127,8 +120,6 @@ def _copy_tables(path: str, earlier: str) -> list[str]:
     Raises:
         sqlite3.Error: the earlier database is damaged; the new one is unchanged.
     """
-    import sqlite3
-
     kept, left_out = [], []
     with closing(sqlite3.connect(path, uri=True)) as connection:
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -227,8 +218,6 @@ def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], wa
 
 
 def _built(temporary: str, scans: Sequence[ShardScan], path: str) -> bool:
-    import sqlite3
-
     try:
         return build_sqlite_index(temporary, scans)
     except sqlite3.OperationalError as error:
@@ -237,8 +226,6 @@ def _built(temporary: str, scans: Sequence[ShardScan], path: str) -> bool:
 
 
 def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
-    import sqlite3
-
     try:
         warnings += _copy_tables(path, earlier)
         return True
@@ -280,8 +267,6 @@ def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[Shar
     Example:
         >>> scans = {scan.name: scan for scan in energon_scans("index.sqlite", shards)}
     """
-    import sqlite3
-
     try:
         with closing(sqlite3.connect(f"{_read_only(path)}&immutable=1", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")  # its views and triggers run no functions

@@ -112,20 +112,19 @@ def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> 
         matches = match_keys(first, mine)
         missing = np.flatnonzero(matches < 0)
         if len(missing) and how == "error":
-            raise _no_match(sources[0], source, first.key(int(missing[0])), len(missing))
+            what = (
+                f"{len(missing)} of {len(sources[0])} samples of {sources[0].path} have no sample of the same key here"
+            )
+            raise DatasetError(
+                f"{what}, such as {first.key(int(missing[0]))!r}",
+                where=str(source),
+                fix="write 'nonmatch: skip' to leave such samples out, or 'nonmatch: none' to join them with None",
+            )
         if how == "skip":
             kept[missing] = False
         columns.append(matches)
     rows = np.stack(columns, axis=1)[kept]
     return rows.astype("<i8"), int(len(kept) - kept.sum())
-
-
-def _no_match(primary: WebdatasetSource, other: WebdatasetSource, key: str, missing: int) -> DatasetError:
-    return DatasetError(
-        f"{missing} of {len(primary)} samples of {primary.path} have no sample of the same key here, such as {key!r}",
-        where=str(other),
-        fix="write 'nonmatch: skip' to leave such samples out, or 'nonmatch: none' to join them with None",
-    )
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

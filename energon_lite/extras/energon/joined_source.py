@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from energon_lite.config.leaf_spec import LeafSpec, Nonmatch
-from energon_lite.errors import DataIndexError, EmptyDatasetError, SampleError, UsageError, counted
+from energon_lite.errors import DataIndexError, EmptyDatasetError, SampleError, UsageError, counted, field_of
 from energon_lite.extras.energon.join_document import joiner, read_join
 from energon_lite.extras.energon.join_table import JoinTable, join_table
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source, sample_loader
+from energon_lite.loading.makers.outcomes import set_restore_key
 from energon_lite.loading.metadataset_keys import JoinGuest
-from energon_lite.samples import Sample, SourceInfo
+from energon_lite.samples import Sample
+from energon_lite.samples.sample import SourceList
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
@@ -209,13 +211,9 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
     if found is None:
         yield from map(reader.sample, indices)
         return
-    path = reader.source.path
-    names = found.names
-    columns = [*found.parts.values()]
-    for index, key, shard, *parts in zip(indices, found.keys, found.shards, *columns, strict=True):
-        files = tuple([f"{key}.{name}" for name in names])
-        info = SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=files)
-        yield RawSample(key, dict(zip(found.parts, parts, strict=True)), info)
+    sources = SourceList(reader.source.path, indices, found.shards, found.keys, found.names)
+    for key, source, *parts in zip(found.keys, sources, *found.parts.values(), strict=True):
+        yield RawSample(key, dict(zip(found.parts, parts, strict=True)), source)
 
 
 @dataclass(frozen=True)
@@ -270,11 +268,8 @@ class JoinedLoader:
             joined = join(*samples)
         else:
             joined = join(**dict(zip(self.names, samples, strict=True)))
-        if isinstance(joined, dict) and "__restore_key__" in joined:
-            joined["__restore_key__"] = restore_key
-        elif is_dataclass(joined) and hasattr(joined, "__restore_key__"):
-            object.__setattr__(joined, "__restore_key__", restore_key)
-        else:
+        set_restore_key(joined, restore_key)
+        if field_of(joined, "__restore_key__") != restore_key:
             raise SampleError(
                 f"the joiner returned a {type(joined).__name__}",
                 where=raw.key,

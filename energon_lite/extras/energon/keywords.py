@@ -105,34 +105,6 @@ def _with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Cal
     return own
 
 
-def loader_arguments(
-    dataset: SavableDataset, kwargs: Mapping[str, Any], function: Callable[..., Any]
-) -> dict[str, Any]:
-    """Return ``kwargs`` of a function that makes a loader as arguments of :class:`~energon_lite.DataLoader`.
-
-    Raises:
-        UsageError: there are unknown ones, or a ``worker_config`` that is not the data set's.
-    """
-    names = argument_names(DataLoader)
-    config = kwargs.get("worker_config")
-    if config is not None and config != getattr(dataset, "worker_config", config):
-        raise UsageError(
-            "worker_config belongs to the data set, which was given another one",
-            fix="give it to get_train_dataset or get_val_dataset",
-        )
-    _check_others(kwargs, function, [*names, *_OF_A_LOADER, *_START_METHOD])
-    arguments = {name: value for name, value in kwargs.items() if name in names}
-    if kwargs.get("fail_on_timeout"):
-        arguments = {"on_timeout": "raise"} | arguments
-        if arguments["on_timeout"] != "raise":
-            raise UsageError(f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}", fix="give one of the two")
-    for name in _START_METHOD:
-        kind = kwargs.get(name)
-        if kind is not None and arguments.setdefault("start_method", kind) != kind:
-            raise UsageError(f"{name}={kind!r} with start_method={arguments['start_method']!r}", fix="give one of them")
-    return arguments
-
-
 def _check_others(given: Iterable[str], function: Callable[..., Any], known: list[str]) -> None:
     """Refuse keywords that are neither known nor accepted for compatibility with Energon; log the latter."""
     for name in given:
@@ -160,7 +132,26 @@ class Keywords:
     def of_loader(
         self, function: Callable[..., Any], kwargs: Mapping[str, Any], dataset: SavableDataset
     ) -> dict[str, Any]:
-        return loader_arguments(dataset, kwargs, function)
+        names = argument_names(DataLoader)
+        config = kwargs.get("worker_config")
+        if config is not None and config != getattr(dataset, "worker_config", config):
+            raise UsageError(
+                "worker_config belongs to the data set, which was given another one",
+                fix="give it to get_train_dataset or get_val_dataset",
+            )
+        _check_others(kwargs, function, [*names, *_OF_A_LOADER, *_START_METHOD])
+        arguments = {name: value for name, value in kwargs.items() if name in names}
+        if kwargs.get("fail_on_timeout"):
+            arguments = {"on_timeout": "raise"} | arguments
+            if arguments["on_timeout"] != "raise":
+                what = f"fail_on_timeout with on_timeout={arguments['on_timeout']!r}"
+                raise UsageError(what, fix="give one of the two")
+        for name in _START_METHOD:
+            kind = kwargs.get(name)
+            if kind is not None and arguments.setdefault("start_method", kind) != kind:
+                what = f"{name}={kind!r} with start_method={arguments['start_method']!r}"
+                raise UsageError(what, fix="give one of them")
+        return arguments
 
 
 KEYWORDS = Keywords()

@@ -280,10 +280,10 @@ def build_filter_index(
     root = os.path.abspath(os.fspath(dataset_path))
     json_path, index_path = filter_paths(root, check_column_name(filter_name))
     index, _ = open_index(root)
-    kept = np.asarray(indexes if isinstance(indexes, (Sequence, np.ndarray)) else list(indexes))
-    kept = kept.astype(np.int64) if kept.size and kept.dtype.kind in "iu" else np.zeros(0, dtype=np.int64)
-    given = len(indexes) if isinstance(indexes, (Sequence, np.ndarray)) else len(kept)
-    if len(kept) != given or (len(kept) and not (kept[0] >= 0 and kept[-1] < len(index) and (np.diff(kept) > 0).all())):
+    given = np.asarray(indexes if isinstance(indexes, (Sequence, np.ndarray)) else list(indexes))
+    kept = given.astype(np.int64) if given.dtype.kind in "iu" else np.zeros(0, dtype=np.int64)
+    ascends = not len(kept) or (kept[0] >= 0 and kept[-1] < len(index) and (np.diff(kept) > 0).all())
+    if len(kept) != len(given) or not ascends:
         raise UsageError(
             f"the numbers for the filter {filter_name!r} are not sample numbers in ascending order",
             where=root,

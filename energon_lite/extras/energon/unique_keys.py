@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,18 +20,14 @@ from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 
-T = TypeVar("T", bound=Callable[..., object])
-
+#: Option of ``prepare``.
+fix_duplicates_option = click.option(
+    "--fix-duplicates", is_flag=True, help="Add the shard's name to members of shards, if keys collide."
+)
 #: Bytes of the name field in a header.
 _NAME = 100
 #: Bytes of the prefix field in a header.
 _PREFIX = 155
-
-
-def fix_duplicates_option(command: T) -> T:
-    """Add ``--fix-duplicates`` to ``prepare``."""
-    help = "Add the shard's name to members of shards, if keys collide."
-    return click.option("--fix-duplicates", is_flag=True, help=help)(command)
 
 
 def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:

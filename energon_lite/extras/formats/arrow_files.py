@@ -105,7 +105,9 @@ class ParquetTable(_GroupTable):
         for group in groups:
             for number in range(group.num_columns):
                 column = group.column(number)
-                name = next((top for top in self._tops(column.path_in_schema) if top in self.column_bytes), None)
+                parts = column.path_in_schema.split(".")  # names may contain dots
+                tops = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+                name = next((top for top in tops if top in self.column_bytes), None)
                 if name is not None:
                     self.column_bytes[name] += column.total_uncompressed_size
 
@@ -134,12 +136,6 @@ class ParquetTable(_GroupTable):
         if length + 8 > len(tail):
             return read_bytes(self.path, self.size - 8 - length, length)
         return tail[-8 - length : -8]
-
-    @staticmethod
-    def _tops(path: str) -> list[str]:
-        """Possible names of the top-level column of a path; names may contain dots."""
-        parts = path.split(".")
-        return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def import_arrow(where: str) -> Any:

@@ -268,15 +268,7 @@ def command(
     """
     size = parse_bytes(shard_size)
     with progress(show_progress, "Converting", "shards") as show:
-        report = convert_dataset(
-            source,
-            target,
-            shard_bytes=size,
-            workers=num_workers,
-            progress=show,
-            without=others.pop("without"),
-            **others,
-        )
+        report = convert_dataset(source, target, shard_bytes=size, workers=num_workers, progress=show, **others)
     click.echo(
         f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, {report.size / 1e6:.1f} MB: "
         f"{report.path}"

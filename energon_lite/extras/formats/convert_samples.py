@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.config.split import load_split_config
-from energon_lite.documents.paths import is_url, local_path
+from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.nv_meta import META_FOLDER, SPLIT_YAML, is_jsonl
@@ -42,8 +42,7 @@ def open_samples(path: str, split: str | None) -> SingleSource:
         DatasetError, ConfigError: the data set cannot be opened.
         UsageError: the path is a metadataset.
     """
-    root = local_path(path)
-    root = root if is_url(root) else os.path.abspath(os.path.expanduser(root))
+    root = absolute_path(path)
     if root.endswith((".yaml", ".yml")):
         raise UsageError("a blend is converted data set by data set", where=path, fix="name one of its data sets")
     opener = None if is_jsonl(root) else source_opener(root)

@@ -165,7 +165,6 @@ class MdsSource:
         self._columns = columns
         self._decoders = [self._decoder(name, encoding) for name, encoding, _ in columns]
         self._parts = [_part_of(name, encoding) for name, encoding, _ in columns]
-        self._names = names
         self.part_names = frozenset(self._parts if names is None else (part for part in self._parts if part in names))
         self._starts = np.concatenate([[0], np.cumsum([shard.samples for shard in shards], dtype=np.int64)])
         self.identity = hashlib.sha256(data).hexdigest()

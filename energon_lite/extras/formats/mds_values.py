@@ -97,10 +97,6 @@ def _list(decode: Callable[[bytes], Any], head: int, data: bytes) -> list[Any]:
     return values
 
 
-def _text(data: bytes) -> str:
-    return data.decode()
-
-
 def _integer(data: bytes) -> int:
     return int(np.frombuffer(data, "<i8")[0])
 
@@ -112,7 +108,7 @@ def _number(kind: Callable[[str], Any], data: bytes) -> Any:
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **{name: partial(_scalar, name) for name in sorted(_SCALARS)},
     **dict.fromkeys(("bytes", "jpeg", "png", "pkl"), bytes),
-    "str": _text,
+    "str": bytes.decode,
     "int": _integer,
     "str_int": partial(_number, int),
     "str_float": partial(_number, float),

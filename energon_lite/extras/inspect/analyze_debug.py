@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.inspect.recorded_steps import json_lines
+from energon_lite.extras.inspect.audited_run import json_lines
 from energon_lite.extras.inspect.trace import is_trace, read_runs
 
 

@@ -5,24 +5,37 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import islice, product
 from typing import Any
 
 import click
 
+from energon_lite.batching.digests import chain_digest, digest_text, set_digest
+from energon_lite.batching.plan import FixedPlan
 from energon_lite.cli import ExistingPath
 from energon_lite.cli.checkpoint import dataset_options
 from energon_lite.errors import UsageError, counted, listed
 from energon_lite.extras.inspect.appearances import Appearance, SampleHistory, find_samples, sample_history
-from energon_lite.extras.inspect.audited_run import AuditedRun, Fault, PlannedSteps, check_steps, expanded, explain
-from energon_lite.extras.inspect.recorded_steps import RecordedStep, StepDifference, first_difference, missing_steps
+from energon_lite.extras.inspect.audited_run import (
+    AuditedRun,
+    RecordedStep,
+    StepDifference,
+    expanded,
+    first_difference,
+    missing_steps,
+)
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.order.hashing import MASK64
 
 #: Largest number of faulty steps that are shown.
 _SHOWN = 20
+#: Number of replacements of a failed sample that are tried as an explanation.
+_REPLACEMENTS = 16
 
 
 @click.command(name="audit", context_settings={"show_default": True})
@@ -135,7 +148,7 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     if not run.steps:
         raise UsageError("a state alone does not record steps", fix="give a trainer's output folder, or traces")
     steps = [step for step in run.steps if until is None or step.step <= until]
-    planned = run.planned()
+    planned = PlannedSteps(run.dataset, run.state)
     known = [step for step in steps if planned.known(step)]
     faults = list(islice(check_steps(planned, known), _SHOWN + 1))
     lines = [f"{run.name}: {counted(len(known), 'step')}, {_first_and_last(known)}"]
@@ -162,8 +175,6 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
 
 def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
     """Fault in the chain of digests of all steps in the newest checkpoint; None: it is correct."""
-    from energon_lite.batching.digests import chain_digest, digest_text
-
     saved = (run.checkpoint or {}).get("digest")
     if not saved:
         return None
@@ -221,7 +232,7 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
     plans = list[tuple[str, Sequence[Leaf], set[tuple[int, ...]]]]()
     for run, steps in ((ours, found.ours), (theirs, found.theirs)):
         try:
-            planned = run.planned()
+            planned = PlannedSteps(run.dataset, run.state)
         except UsageError as error:
             yield f"{run.name}: {error.what}"
             return
@@ -252,3 +263,121 @@ def _first_and_last(steps: Sequence[RecordedStep]) -> str:
 
 def _steps(steps: Sequence[RecordedStep]) -> str:
     return f"step {steps[0].step}" if len(steps) == 1 else _first_and_last(steps)
+
+
+# -- comparison with the plan ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A step whose samples differ from the plan.
+
+    Args:
+        recorded: the step.
+        lost: a sample that it had once less than planned; None: not found.
+        added: a sample that it had once more than planned; None: not found.
+        failed: ``added`` is the replacement for ``lost``, which failed or was skipped.
+    """
+
+    recorded: RecordedStep
+    lost: Address | None = None
+    added: Address | None = None
+    failed: bool = False
+
+
+class PlannedSteps:
+    """The micro-batches of a run, planned again.
+
+    Args:
+        dataset: data set of the run's loader.
+        state: state of the loader, which has a change of the blend; None: there was none.
+
+    Raises:
+        UsageError: its batches are content-decided.
+    """
+
+    def __init__(self, dataset: SavableDataset, state: State | None = None):
+        dataset = dataset.resolved.at(state)
+        if not isinstance(dataset, PlannedDataset):
+            raise UsageError(
+                "the samples of a step are not planned: hooks decide them when they run",
+                fix="compare two runs with each other",
+            )
+        self.dataset = dataset
+        self._plan = dataset.plan
+        self._at = (0, dataset.plan.start, 0)  # pass, place, and number of the micro-batch
+
+    def known(self, step: RecordedStep) -> bool:
+        """Return whether a step belongs to this blend, and not to the one before a rebase."""
+        rebase = self.dataset.rebase
+        return rebase is None or (
+            isinstance(self._plan, FixedPlan) and step.first * self._plan.chunk >= rebase.position
+        )
+
+    def addresses(self, pass_number: int, first: int, stop: int) -> list[Sequence[Address]]:
+        """Return the samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
+        number, place, position = self._at
+        if number != pass_number:
+            place, position = self._plan.start, 0
+        place, moved = self._plan.ahead(pass_number, place, first - position)
+        places = []
+        for _ in range(stop - first if moved == first - position else 0):
+            after, moved = self._plan.ahead(pass_number, place, 1)
+            if not moved:
+                break
+            places.append(place)
+            place = after
+        self._at = pass_number, place, first + len(places)
+        return [job.addresses for job in self.dataset.jobs(pass_number, places)]
+
+    def digest(self, step: RecordedStep) -> int:
+        """Return the digest of the samples that are planned for a step."""
+        return sum(map(set_digest, self.addresses(step.pass_number, step.first, step.stop))) & MASK64
+
+
+def check_steps(planned: PlannedSteps, steps: Iterable[RecordedStep]) -> Iterator[Fault]:
+    """Yield the steps whose samples differ from the plan, with the sample at fault, if one sample explains it.
+
+    Args:
+        planned: the run, planned again.
+        steps: recorded steps, ascending.
+
+    Example:
+        >>> for fault in check_steps(PlannedSteps(dataset), read_metrics("output/metrics.jsonl")):
+        ...     print(fault.recorded.step, fault.lost, fault.added)
+    """
+    for step in steps:
+        difference = (step.digest - planned.digest(step)) & MASK64 if planned.known(step) else 0
+        if difference:
+            yield explain(planned, step, difference)
+
+
+def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault:
+    """Find the sample that was lost, doubled or exchanged. Candidates are the samples of the step and of the steps
+    around it, and the replacements for failed samples.
+
+    Args:
+        step: the step with the difference.
+        difference: its digest minus the planned one, modulo 2**64.
+    """
+    size = step.stop - step.first
+    own = _by_hash(planned.addresses(step.pass_number, step.first, step.stop))
+    around = _by_hash(planned.addresses(step.pass_number, max(0, step.first - size), step.stop + size))
+    if difference in around:
+        return Fault(step, added=around[difference])
+    if -difference & MASK64 in own:
+        return Fault(step, lost=own[-difference & MASK64])
+    for hashed, address in own.items():
+        if (other := (difference + hashed) & MASK64) in around:
+            return Fault(step, address, around[other])
+    if planned.dataset.refills:
+        replacement = planned.dataset.runner().replacement
+        for tried, (hashed, address) in product(range(1, _REPLACEMENTS), own.items()):
+            stand_in = replacement(address, tried)
+            if set_digest([stand_in]) == (difference + hashed) & MASK64:
+                return Fault(step, address, stand_in, failed=True)
+    return Fault(step)
+
+
+def _by_hash(batches: Iterable[Sequence[Address]]) -> dict[int, Address]:
+    return {set_digest([address]): tuple(address) for addresses in batches for address in addresses}

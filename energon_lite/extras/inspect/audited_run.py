@@ -1,147 +1,21 @@
-"""Run for ``energon-lite audit``: its recorded steps, its data set and its states, and their comparison with
-the plan."""
+"""Run for ``energon-lite audit``: its data set and its states, and the steps that it recorded, by their digests: in a
+trainer's lines of metrics, or in the traces of its loaders."""
 
 from __future__ import annotations
 
 import glob
-import itertools
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from energon_lite.batching.digests import set_digest
-from energon_lite.batching.plan import FixedPlan
-from energon_lite.cli.checkpoint import dataset_of_state, found_states
+from energon_lite.cli.checkpoint import dataset_of_state, found_states, whole_state
 from energon_lite.errors import StateError, UsageError
-from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
 from energon_lite.extras.inspect.trace import is_trace
-from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.outcomes import Address
-from energon_lite.loading.saved_states import merged
 from energon_lite.order.hashing import MASK64
-
-#: Number of replacements of a failed sample that are tried as an explanation.
-_REPLACEMENTS = 16
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A step whose samples differ from the plan.
-
-    Args:
-        recorded: the step.
-        lost: a sample that it had once less than planned; None: not found.
-        added: a sample that it had once more than planned; None: not found.
-        failed: ``added`` is the replacement for ``lost``, which failed or was skipped.
-    """
-
-    recorded: RecordedStep
-    lost: Address | None = None
-    added: Address | None = None
-    failed: bool = False
-
-
-class PlannedSteps:
-    """The micro-batches of a run, planned again.
-
-    Args:
-        dataset: data set of the run's loader.
-        state: state of the loader, which has a change of the blend; None: there was none.
-
-    Raises:
-        UsageError: its batches are content-decided.
-    """
-
-    def __init__(self, dataset: SavableDataset, state: State | None = None):
-        dataset = dataset.resolved.at(state)
-        if not isinstance(dataset, PlannedDataset):
-            raise UsageError(
-                "the samples of a step are not planned: hooks decide them when they run",
-                fix="compare two runs with each other",
-            )
-        self.dataset = dataset
-        self._plan = dataset.plan
-        self._at = (0, dataset.plan.start, 0)  # pass, place, and number of the micro-batch
-
-    def known(self, step: RecordedStep) -> bool:
-        """Return whether a step belongs to this blend, and not to the one before a rebase."""
-        rebase = self.dataset.rebase
-        return rebase is None or (
-            isinstance(self._plan, FixedPlan) and step.first * self._plan.chunk >= rebase.position
-        )
-
-    def addresses(self, pass_number: int, first: int, stop: int) -> list[Sequence[Address]]:
-        """Return the samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
-        number, place, position = self._at
-        if number != pass_number:
-            place, position = self._plan.start, 0
-        place, moved = self._plan.ahead(pass_number, place, first - position)
-        places = []
-        for _ in range(stop - first if moved == first - position else 0):
-            after, moved = self._plan.ahead(pass_number, place, 1)
-            if not moved:
-                break
-            places.append(place)
-            place = after
-        self._at = pass_number, place, first + len(places)
-        return [job.addresses for job in self.dataset.jobs(pass_number, places)]
-
-    def digest(self, step: RecordedStep) -> int:
-        """Return the digest of the samples that are planned for a step."""
-        return sum(map(set_digest, self.addresses(step.pass_number, step.first, step.stop))) & MASK64
-
-
-def check_steps(planned: PlannedSteps, steps: Iterable[RecordedStep]) -> Iterator[Fault]:
-    """Yield the steps whose samples differ from the plan, with the sample at fault, if one sample explains it.
-
-    Args:
-        planned: the run, planned again.
-        steps: recorded steps, ascending.
-
-    Example:
-        >>> for fault in check_steps(PlannedSteps(dataset), read_metrics("output/metrics.jsonl")):
-        ...     print(fault.recorded.step, fault.lost, fault.added)
-    """
-    for step in steps:
-        difference = (step.digest - planned.digest(step)) & MASK64 if planned.known(step) else 0
-        if difference:
-            yield explain(planned, step, difference)
-
-
-def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault:
-    """Find the sample that was lost, doubled or exchanged. Candidates are the samples of the step and of the steps
-    around it, and the replacements for failed samples.
-
-    Args:
-        step: the step with the difference.
-        difference: its digest minus the planned one, modulo 2**64.
-    """
-    size = step.stop - step.first
-    own = _by_hash(planned.addresses(step.pass_number, step.first, step.stop))
-    around = _by_hash(planned.addresses(step.pass_number, max(0, step.first - size), step.stop + size))
-    if difference in around:
-        return Fault(step, added=around[difference])
-    if -difference & MASK64 in own:
-        return Fault(step, lost=own[-difference & MASK64])
-    for hashed, address in own.items():
-        if (other := (difference + hashed) & MASK64) in around:
-            return Fault(step, address, around[other])
-    if planned.dataset.refills:
-        replacement = planned.dataset.runner().replacement
-        for tried, (hashed, address) in itertools.product(range(1, _REPLACEMENTS), own.items()):
-            stand_in = replacement(address, tried)
-            if set_digest([stand_in]) == (difference + hashed) & MASK64:
-                return Fault(step, address, stand_in, failed=True)
-    return Fault(step)
-
-
-def _by_hash(batches: Iterable[Sequence[Address]]) -> dict[int, Address]:
-    return {set_digest([address]): tuple(address) for addresses in batches for address in addresses}
-
 
 _METRICS = "metrics.jsonl"
 
@@ -203,8 +77,7 @@ class AuditedRun:
         """Newest state of its loader; None: there is none."""
         given = self.states or tuple(path for path in self.paths if self._recorded(path) is None)
         if given and not any(os.path.isdir(os.path.join(path, "checkpoints")) for path in given):
-            parts = found_states(given)
-            return merged([part.state for part in parts], [part.name for part in parts])
+            return whole_state(found_states(given))
         state: State | None = None if self.checkpoint is None else self.checkpoint["loader"]
         return state
 
@@ -225,10 +98,6 @@ class AuditedRun:
         from energon_lite.trainer import config_from_dict, training_dataset
 
         return training_dataset(config_from_dict(self.checkpoint["config"]))
-
-    def planned(self) -> PlannedSteps:
-        """The steps of the run, planned again."""
-        return PlannedSteps(self.dataset, self.state)
 
     def state_after(self, step: int | None) -> State | None:
         """State of its loader after a step, or after the last known step; None: at the start.
@@ -268,3 +137,159 @@ class AuditedRun:
 def expanded(paths: Sequence[str]) -> tuple[str, ...]:
     """Replace paths with wildcards, which the shell does not expand in options, by the matching paths."""
     return tuple(match for path in paths for match in (sorted(glob.glob(path)) or [path]))
+
+
+# -- recorded steps -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step, as a run recorded it.
+
+    Args:
+        step: its number in the run.
+        pass_number: number of the pass over the data.
+        first, stop: its micro-batches, numbered over all ranks in the pass.
+        digest: digest of their samples.
+    """
+
+    step: int
+    pass_number: int
+    first: int
+    stop: int
+    digest: int
+
+
+class StepDifference(NamedTuple):
+    """The first place at which the samples of two runs differ: the steps of each run there.
+
+    There is one step of each, or as many as end at a common micro-batch.
+    """
+
+    ours: list[RecordedStep]
+    theirs: list[RecordedStep]
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[RecordedStep]:
+    """Return the steps of a trainer's ``metrics.jsonl``.
+
+    Raises:
+        UsageError: there are none with digests.
+    """
+    steps: dict[int, RecordedStep] = {}
+    for line in json_lines(path):
+        if {"step", "digest", "position", "micro_batches"} <= line.keys():
+            step, stop, count = (int(line[name]) for name in ("step", "position", "micro_batches"))
+            steps[step] = RecordedStep(step, 0, stop - count, stop, int(line["digest"], 16))
+    if not steps:
+        raise UsageError(
+            "no line has the digest of a step", where=os.fspath(path), fix="give the metrics.jsonl of a trainer's run"
+        )
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
+    """Return the steps of the traces of all ranks' loaders. Steps that a later run in a file repeated replace earlier.
+
+    Raises:
+        UsageError: files of some ranks are missing, or were written without digests.
+    """
+    digests: dict[tuple[int, int, int], dict[int, int]] = {}  # by pass, position and number of ranks
+    for path in paths:
+        for (place, world, rank), digest in _of_rank(path).items():
+            digests.setdefault((*place, world), {})[rank] = digest
+    steps = list[RecordedStep]()
+    parts = list[tuple[int, int, int]]()
+    for (pass_number, position, world), ranks in sorted(digests.items()):
+        if len(ranks) == world:
+            digest = sum(ranks.values()) & MASK64
+            steps.append(RecordedStep(position // world, pass_number, position, position + world, digest))
+        else:
+            parts.append((pass_number, position, world))
+    # A run resumed on fewer ranks leaves lines of the others for repeated steps; the last step may be incomplete.
+    behind = max(((step.pass_number, step.stop) for step in steps), default=(0, 0))
+    done = {(step.pass_number, number) for step in steps for number in range(step.first, step.stop)}
+    for pass_number, position, world in parts:
+        if ((pass_number, position) < behind and (pass_number, position) not in done) or not steps:
+            missing = min(set(range(world)) - digests[pass_number, position, world].keys())
+            raise UsageError(
+                f"at micro-batch {position} rank {missing} of {world} has no trace",
+                fix="give the traces of all data-parallel ranks",
+            )
+    if not steps:
+        raise UsageError("no line has a digest", fix="give what loaders with trace= wrote, with this release or later")
+    return steps
+
+
+def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, int], int]:
+    """Return the digests in a file, by pass and position, number of ranks, and rank; of repeated steps, the last."""
+    digests: dict[tuple[tuple[int, int], int, int], int] = {}
+    rank, world, is_new = 0, 0, False
+    for line in json_lines(path):
+        if line.get("format") == "energon_lite.trace":
+            rank, world, is_new = int(line["rank"]), int(line.get("world_size", 0)), True
+        elif isinstance(line.get("digest"), str) and world:
+            place = int(line["pass"]), int(line["position"])
+            if is_new:
+                digests = {key: digest for key, digest in digests.items() if key[0] < place}
+                is_new = False
+            digests[place, world, rank] = int(line["digest"], 16)
+    return digests
+
+
+def json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file with one in each line; other lines are passed over."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # a line that a crash has cut
+            if isinstance(line, dict):
+                yield line
+
+
+def missing_steps(steps: Sequence[RecordedStep], end: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Return stretches of micro-batches without a record: between steps of a pass, and from the last step to the end.
+
+    Args:
+        steps: ascending. Micro-batches before the first one are not missing: the record may have begun late.
+        end: pass and micro-batch of the loader's state.
+
+    Returns:
+        Pass, first and stop of each stretch.
+    """
+    ends = [*((step.pass_number, step.first) for step in steps[1:]), end]
+    return [
+        (number, step.stop, first)
+        for step, (number, first) in zip(steps, ends, strict=False)
+        if number == step.pass_number and first > step.stop
+    ]
+
+
+def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep]) -> StepDifference | int:
+    """Return the first place at which the samples of two runs differ, whatever their ranks and steps are.
+
+    Returns:
+        The difference, or, if there is none, the number of places at which the runs were compared.
+
+    Example:
+        >>> first_difference(read_metrics("a/metrics.jsonl"), read_metrics("b/metrics.jsonl"))
+        1200
+    """
+    begin = max((steps[0].pass_number, steps[0].first) for steps in (ours, theirs))
+    runs = [[step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs)]
+    place, begun, compared, difference = [0, 0], [0, 0], 0, 0
+    while all(at < len(steps) for at, steps in zip(place, runs, strict=True)):
+        ends = [(steps[at].pass_number, steps[at].stop) for at, steps in zip(place, runs, strict=True)]
+        for run, sign in ((0, 1), (1, -1)):
+            if ends[run] <= ends[1 - run]:
+                difference += sign * runs[run][place[run]].digest
+                place[run] += 1
+        if ends[0] != ends[1]:
+            continue
+        compared += 1
+        if difference & MASK64:
+            return StepDifference(*(runs[run][begun[run] : place[run]] for run in (0, 1)))
+        begun = list(place)
+    return compared

@@ -54,11 +54,6 @@ class LoaderSetup:
     own_batch: bool = False
     seeded: bool = False
 
-    @property
-    def has_processes(self) -> bool:
-        """True if batches come from other processes."""
-        return self.workers > 0 and self.start_method != "thread"
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -130,7 +125,8 @@ def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
         smaller = "smaller batches, or smaller types in them (bytes for pixels)"
         if not setup.workers:
             return f"num_workers: 0 -> 1, which makes batches while the trainer computes, or {smaller}"
-        return f"{smaller}, or start_method='thread', which shares memory" if setup.has_processes else smaller
+        is_thread = setup.start_method == "thread"
+        return smaller if is_thread else f"{smaller}, or start_method='thread', which shares memory"
     if limit == "storage":
         choices = [more]
         if setup.reads_ahead:

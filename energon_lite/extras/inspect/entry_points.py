@@ -6,7 +6,7 @@ _GROUP = "Looking at data and runs"
 
 COMMANDS = {
     "lint": Command(
-        "energon_lite.extras.inspect.linting.command:command",
+        "energon_lite.extras.inspect.lint_command:command",
         "Examine all samples of a data set or a blend: which are broken, and how.",
         _GROUP,
     ),

@@ -93,9 +93,7 @@ class Occurrences:
     """
 
     def __init__(self, order: Order, leaf: int, index: int):
-        self._order = order
         self._leaf = leaf
-        self._index = index
         self.before_rebase = 0
         self._block: dict[int, int] | None = None  # place in the leaf's stream -> position, for the last block
         if isinstance(order, ConcatOrder):

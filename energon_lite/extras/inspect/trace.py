@@ -21,7 +21,7 @@ import click
 
 from energon_lite.batching.digests import digest_text
 from energon_lite.cli import ExistingPath, aligned
-from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.errors import EnergonLiteError, UsageError, counted, field_of
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -108,7 +108,7 @@ class _Lines:
 
 def _keys_of(batch: Any) -> list[str]:
     """Return the keys of the samples in a batch, if it has them."""
-    key_or_keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    key_or_keys = field_of(batch, "__key__")
     if isinstance(key_or_keys, str):
         return [key_or_keys]
     return [str(key) for key in key_or_keys] if isinstance(key_or_keys, (list, tuple)) else []

@@ -180,7 +180,6 @@ class LoaderSpeed:
     Args:
         make_dataset: function from a number of workers to a data set.
         seconds: seconds per setting; longer if batches are slow.
-        most_batches: the most batches per setting.
 
     Example:
         >>> measure = LoaderSpeed(lambda workers: get_train_dataset(path, worker_config=config_of(workers), ...), 2.0)
@@ -188,10 +187,9 @@ class LoaderSpeed:
         1204.3
     """
 
-    def __init__(self, make_dataset: Callable[[int], SavableDataset], seconds: float, most_batches: int = 1 << 30):
+    def __init__(self, make_dataset: Callable[[int], SavableDataset], seconds: float):
         self._make = make_dataset
         self._seconds = seconds
-        self._most = most_batches
         self._state: Any = None
 
     def __call__(self, setting: Setting) -> Speed:
@@ -214,8 +212,8 @@ class LoaderSpeed:
             next(batches)
             began, count = time.monotonic(), 0
             # Batches that are ready already arrive faster than they are made.
-            ready = min(self._most, setting.workers * (setting.prefetch + 1))
-            while count < ready or (time.monotonic() - began < _START * self._seconds and count < self._most):
+            ready = setting.workers * (setting.prefetch + 1)
+            while count < ready or time.monotonic() - began < _START * self._seconds:
                 next(batches)
                 count += 1
             times, samples = self._times(loader, batches, setting)
@@ -228,7 +226,7 @@ class LoaderSpeed:
         """Return the arrival times of batches, and the number of samples in all but the first."""
         before, began = loader.stats()["samples"], time.monotonic()
         times, wanted = [began], max(4, _BATCHES * setting.workers)
-        while (seconds := times[-1] - began) < self._seconds * _LONGER and len(times) <= self._most:
+        while (seconds := times[-1] - began) < self._seconds * _LONGER:
             if seconds >= self._seconds and len(times) > wanted:
                 break
             next(batches)

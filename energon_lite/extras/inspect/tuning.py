@@ -178,7 +178,10 @@ class _Search:
                 fastest = max(self._of_kind(kind), key=lambda speed: speed.samples)
                 for prefetch in _PREFETCH:
                     self._try(replace(fastest.setting, prefetch=prefetch))
-        self._again()
+        # The best settings are measured again, because one measurement on a shared machine may be too good.
+        for _ in range(_TIMES - 1):
+            for finalist in sorted(_fitting(self.tuning, self.bounds), key=lambda speed: -speed.samples)[:_FINALISTS]:
+                self._try(finalist.setting, again=True)
 
     def _most_workers(self, start_method: str, number: int) -> int:
         """Double the workers, from a number on, as long as it helps; then refine. Return the best number."""
@@ -222,12 +225,6 @@ class _Search:
         good = min((number for number in numbers if tried[number] >= enough), default=best)
         below = max((number for number in numbers if number < good), default=good)
         return (good + below) // 2 if good - below > 1 else None
-
-    def _again(self) -> None:
-        """Measure the best settings again, because one measurement on a shared machine may be too good."""
-        for _ in range(_TIMES - 1):
-            for finalist in sorted(_fitting(self.tuning, self.bounds), key=lambda speed: -speed.samples)[:_FINALISTS]:
-                self._try(finalist.setting, again=True)
 
     def _try(self, setting: Setting, *, again: bool = False) -> Speed | None:
         """Measure a setting; None if time or memory does not suffice."""

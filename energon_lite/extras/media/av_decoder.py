@@ -216,8 +216,10 @@ class AVDecoder:
         frames; None: it has neither."""
         with self._open() as container:
             has_video, has_audio = bool(container.streams.video), bool(container.streams.audio)
+        self.stream.seek(0)
+        extension = guess_extension(self.stream.read(HEAD_BYTES))
         # The cover of an album is a video stream of one picture.
-        if has_audio and self._get_extension() in ("flac", "mp3", "wav", "m4a", "ogg", "aac"):
+        if has_audio and extension in ("flac", "mp3", "wav", "m4a", "ogg", "aac"):
             return self.get_audio()
         if has_video:
             return self.get_video_with_audio() if video_decode_audio and has_audio else self.get_video()
@@ -299,11 +301,6 @@ class AVDecoder:
                 with opened(self.stream) if get_audio_num_samples else nullcontext(container) as again:
                     add_audio(metadata, again, get_audio_duration, get_audio_num_samples)
         return metadata
-
-    def _get_extension(self) -> str | None:
-        """The extension that matches the content of the file."""
-        self.stream.seek(0)
-        return guess_extension(self.stream.read(HEAD_BYTES))
 
 
 class AVWebdatasetDecoder:

@@ -236,21 +236,18 @@ def _open_torchcodec(device: torch.device) -> tuple[str, Backend]:
     from torchcodec.decoders import decode_jpeg
 
     def decode(images: Sequence[Bytes]) -> list[torch.Tensor | None]:
-        jpegs = {place: torch.from_numpy(_without_exif(image)) for place, image in enumerate(images) if _is_jpeg(image)}
+        places = [place for place, image in enumerate(images) if image[:3].tobytes() == _JPEG]
+        jpegs = [torch.from_numpy(_without_exif(images[place])) for place in places]
         made: list[torch.Tensor | None] = [None] * len(images)
         try:
-            found = decode_jpeg(list(jpegs.values()), mode="RGB", device=device) if jpegs else []
+            found = decode_jpeg(jpegs, mode="RGB", device=device) if jpegs else []
         except RuntimeError:  # one of them; it does not say which
             return made if len(images) == 1 else [decode([image])[0] for image in images]
-        for place, image in zip(jpegs, found, strict=True):
+        for place, image in zip(places, found, strict=True):
             made[place] = image
         return made
 
     return torchcodec.__version__, decode
-
-
-def _is_jpeg(image: Bytes) -> bool:
-    return image[:3].tobytes() == _JPEG
 
 
 def _without_exif(image: Bytes) -> Bytes:

@@ -243,10 +243,8 @@ class _Media(Work[Unit, Found]):
         return os.path.join(self.root, unit[0])
 
     def inputs(self, unit: Unit) -> list[Any]:
-        return [_RULES, self.filter.strategy.value, *self.filter.patterns, *map(self._state, unit)]
-
-    def _state(self, name: str) -> list[int]:
-        return file_state(os.path.join(self.root, name))
+        states = (file_state(os.path.join(self.root, name)) for name in unit)
+        return [_RULES, self.filter.strategy.value, *self.filter.patterns, *states]
 
     def do(self, unit: Unit) -> Found:
         rows: list[MediaRow] = []

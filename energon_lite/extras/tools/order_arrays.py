@@ -91,7 +91,10 @@ def build_blend_index(
         rank, world_size, barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
         workers = workers or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     rank = rank or 0
-    _check_ranks(rank, world_size, barrier)
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of {world_size}", fix="give 0 <= rank < world_size")
+    if world_size > 1 and barrier is None:
+        raise UsageError(f"{world_size} ranks without a barrier", fix="give a function that waits for all ranks")
     if path is None:
         data_set, sample = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)
         for start, (leaves, positions) in _chunks(recipe, 0, _blocks(n)):
@@ -283,10 +286,3 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
                     f"a process that writes arrays ended with {child.returncode}\n{words}",
                     fix="see its output; if memory was short, use fewer workers",
                 )
-
-
-def _check_ranks(rank: int, world_size: int, barrier: object) -> None:
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size}", fix="give 0 <= rank < world_size")
-    if world_size > 1 and barrier is None:
-        raise UsageError(f"{world_size} ranks without a barrier", fix="give a function that waits for all ranks")

@@ -24,8 +24,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching import chain_digest, set_digest
-from energon_lite.extras.inspect.audited_run import PlannedSteps, check_steps
-from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_difference
+from energon_lite.extras.inspect.audit import PlannedSteps, check_steps
+from energon_lite.extras.inspect.audited_run import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 from tests.core.laws.kinds import training
 from tests.core.laws.token_data import Tokens, alone

@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher
-from energon_lite.extras.device.hook import device_hook
+from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, device_hook
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.hooks import AugmentTaskEncoder, check_hooks
 from tests.extras.device.fake_device import FakeEngine, FakeMemory

@@ -11,8 +11,8 @@ import pytest
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.audited_run import PlannedSteps
-from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
+from energon_lite.extras.inspect.audit import PlannedSteps
+from energon_lite.extras.inspect.audited_run import RecordedStep, read_metrics, read_traces
 from tests.testing import command, take
 
 WriteDataset = Callable[..., Path]

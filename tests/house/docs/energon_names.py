@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energon_lite.extras.energon.compat.modules import MODULES, PARTLY
+from energon_lite.extras.energon.compat import MODULES, PARTLY
 from energon_lite.extras.energon.compat.names import meaning
 
 ROOT = Path(__file__).parents[3]

@@ -20,8 +20,6 @@ from energon_lite.batching.digests import AddressList
 from energon_lite.batching.plan import ChunkPlan, FixedPlan, Place
 from energon_lite.errors import at_least_one
 
-__all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]
-
 
 @dataclass(frozen=True)
 class Shares:

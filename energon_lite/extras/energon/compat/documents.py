@@ -16,33 +16,13 @@ import numpy as np
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, FieldAccessError, UsageError, did_you_mean
 from energon_lite.extras.energon.epath import EPath
-from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory
+from energon_lite.extras.energon.factories import BaseCoreDatasetFactory
 from energon_lite.extras.energon.factories.loaders import get_dataset_from_config
 from energon_lite.storage.samples.decoding import SampleDecoder
 
 if TYPE_CHECKING:
     from energon_lite.extras.media import MediaFilterConfig
 
-__all__ = [
-    "AV_DECODE_AVAILABLE",
-    "DEFAULT_DECODER",
-    "INDEX_SQLITE_FILENAME",
-    "INDEX_UUID_FILENAME",
-    "INFO_JSON_FILENAME",
-    "INFO_YAML_FILENAME",
-    "MAIN_FOLDER_NAME",
-    "NVDATASET_CACHE_DIR",
-    "SPLIT_YAML_FILENAME",
-    "AVDecoderType",
-    "AVProbeIndex",
-    "ImageDecoderType",
-    "JsonParser",
-    "field_access",
-    "load_config",
-    "prepare_filesystem_dataset",
-    "split_field_access",
-    "to_json_object",
-]
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -93,7 +73,7 @@ class JsonParser:
             return raw_data
         if origin in (Union, types.UnionType):
             return self._of_any(raw_data, of, allow_imports, _path)
-        if _is_record(inst_type):
+        if isinstance(inst_type, type) and (dataclasses.is_dataclass(inst_type) or hasattr(inst_type, "_fields")):
             return self._record(raw_data, inst_type, allow_imports, _path)
         if origin in (list, set, tuple):
             _see(isinstance(raw_data, list), raw_data, inst_type, _path)
@@ -201,10 +181,6 @@ def load_config(
         return get_dataset_from_config(folder, dataset_config=name, **given)
     data = path if isinstance(path, Mapping) else load_yaml(os.fspath(path)).plain()
     return parser.raw_to_typed({**given, **data}, default_type, allow_imports=True)
-
-
-def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_field_defaults"))
 
 
 def _see(good: bool, raw: Any, kind: Any, path: str) -> None:

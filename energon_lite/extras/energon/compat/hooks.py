@@ -21,32 +21,7 @@ from energon_lite.hooks import TaskEncoder as _TaskEncoder
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
 from energon_lite.hooks.marks import failure_tolerance_of
 from energon_lite.loading.makers.hook_errors import FATAL
-from energon_lite.samples import Batch, Sample, SourceInfo
-
-__all__ = [
-    "SYSTEM_EXCEPTIONS",
-    "DefaultTaskEncoder",
-    "ErrorContext",
-    "ExtendableDataclassMixin",
-    "FilteredSample",
-    "PinMemoryMixin",
-    "TaskEncoder",
-    "default_get_batch_keys",
-    "format_sample_compact",
-    "format_sample_detailed",
-    "generic_batch",
-    "get_cooker_need_cache",
-    "get_cooker_need_primary",
-    "get_failure_tolerance",
-    "get_sample_restore_key",
-    "get_source_info",
-    "get_stateless",
-    "handle_restore_errors",
-    "legacy_handler",
-    "log_exception",
-    "reraise_exception",
-    "set_sample_restore_key",
-]
+from energon_lite.samples import Sample, SourceInfo
 
 
 class TaskEncoder(_TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]):
@@ -244,7 +219,9 @@ def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_
     if fields is not None:
         name = "" if isinstance(sample, Mapping) else type(sample).__name__
         begin, between, end = ("{", ": ", "}") if isinstance(sample, Mapping) else (f"{name}(", "=", ")")
-        parts = [f"{key}{between}{format_sample_compact(value, **inner)}" for key, value in _some(fields, max_items)]
+        parts = [
+            f"{key}{between}{format_sample_compact(value, **inner)}" for key, value in islice(fields.items(), max_items)
+        ]
     else:
         begin, end = "[]" if isinstance(sample, list) else "()"
         parts = [format_sample_compact(value, **inner) for value in sample[:max_items]]
@@ -279,7 +256,7 @@ def _plain(value: Any) -> Any:
     if fields is None:
         text = repr(value)
         return text if len(text) <= 200 else f"{text[:200]}..."
-    shown = {name: _plain(entry) for name, entry in _some(fields, 25)}
+    shown = {name: _plain(entry) for name, entry in islice(fields.items(), 25)}
     if len(fields) > len(shown):
         shown["..."] = f"and {len(fields) - len(shown)} more items"
     return shown if isinstance(value, Mapping) else {type(value).__name__: shown}
@@ -316,10 +293,3 @@ def _fields(value: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     return dict(value._asdict()) if hasattr(value, "_asdict") else None
-
-
-def _some(fields: dict[str, Any], most: int) -> list[tuple[str, Any]]:
-    return list(islice(fields.items(), most))
-
-
-assert issubclass(Batch, PinMemoryMixin)

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import multiprocessing.spawn
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -15,13 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY, VERSION
+from energon_lite.extras.energon.compat import INTERNAL, MODULES, PACKAGE, PARTLY, VERSION
 from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
-from energon_lite.extras.energon.compat.torch_worker_info import tell
 from energon_lite.loading.executors import executor_handle, worker_process
 from energon_lite.trust import trust_by_default
-
-__all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
 _PROJECT = "megatron-energon"
@@ -132,9 +130,6 @@ class _Parent(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname == _ROOT else None
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: the module has no code to run."""
 
@@ -174,7 +169,7 @@ def install(*, trust_code: bool = True) -> None:
             "python -m energon_lite.extras.energon",
         )
     executor_handle.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
-    worker_process.on_begin = tell
+    worker_process.on_begin = tell_torch
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)
     _tell_children()
@@ -221,3 +216,46 @@ def _tell_children() -> None:
         return {**first, **original(name)}
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+_thread = threading.local()
+_patched = threading.Lock()
+
+
+def tell_torch(number: int, peers: int, thread: bool) -> None:
+    """Provide the result of ``torch.utils.data.get_worker_info``; called in each worker when it begins.
+
+    Programs for Energon rely on it. Without this extra it is None: in a torch worker, ``default_collate`` makes batches
+    in ``/dev/shm``, which is small in many containers.
+
+    Args:
+        number: number of this worker. It is also the seed, because hooks have generators of their own for each sample.
+        peers: number of workers of this rank.
+        thread: the worker is this thread. Torch stores one answer for the whole process, so its function is replaced
+            by a function that looks up the thread first.
+    """
+    from torch.utils.data._utils import worker
+
+    info = worker.WorkerInfo(id=number, num_workers=peers, seed=number, dataset=None)  # type: ignore[arg-type]
+    if not thread:
+        worker._worker_info = info
+        return
+    _thread.info = info
+    with _patched:
+        if not hasattr(worker.get_worker_info, "asks_threads"):
+            _ask_threads_first(worker)
+
+
+def _ask_threads_first(worker: Any) -> None:
+    import torch.utils.data
+
+    asked = worker.get_worker_info
+
+    def get_worker_info() -> Any:
+        return getattr(_thread, "info", None) or asked()
+
+    get_worker_info.__doc__ = asked.__doc__
+    get_worker_info.asks_threads = True  # type: ignore[attr-defined]
+    worker.get_worker_info = torch.utils.data.get_worker_info = get_worker_info

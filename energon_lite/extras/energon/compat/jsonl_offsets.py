@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -10,8 +9,6 @@ import numpy as np
 from typing_extensions import Self
 
 from energon_lite.extras.energon.epath import EPath
-
-__all__ = ["IJsonlIndexReader", "IJsonlIndexWriter"]
 
 _SUFFIX = ".jsonl.idx"
 
@@ -73,7 +70,7 @@ class IJsonlIndexWriter:
 
     def append(self, offset: int) -> None:
         """Append an offset."""
-        self._offsets += struct.pack("<Q", offset)
+        self._offsets += offset.to_bytes(8, "little")
 
     def close(self, finalize: bool = True) -> None:
         """Write the index at once; without `finalize`, leave the earlier one."""

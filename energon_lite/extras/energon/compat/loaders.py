@@ -18,7 +18,7 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UnknownLengthError
 from energon_lite.extras.energon.compat.dealt_plan import DealtChunkPlan, DealtPlan, Shares
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
-from energon_lite.extras.energon.keywords import loader_arguments
+from energon_lite.extras.energon.keywords import KEYWORDS
 from energon_lite.extras.energon.wrappers.datasets import GcDataset
 from energon_lite.loading import loader, recipes, savable_loader
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -26,27 +26,6 @@ from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.worker_config import WorkerConfig
-
-__all__ = [
-    "BasicDataLoader",
-    "Bucket",
-    "FlexState",
-    "GcFreezeError",
-    "Savable",
-    "SavableDataLoader",
-    "SavableDataLoaderState",
-    "SimpleSavableDatasetWrapper",
-    "SystemRng",
-    "SystemRngState",
-    "WatchdogDataset",
-    "WorkerRng",
-    "gc_init_worker",
-    "get_loader",
-    "get_savable_loader",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-]
 
 #: Arguments about chunks.
 _OF_CHUNKS = {"chunks", "chunk_size", "chunk_remainder", "lanes"}
@@ -138,14 +117,14 @@ class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]
     """The loader :class:`energon_lite.DataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
-        super().__init__(dataset, **loader_arguments(dataset, kwargs, BasicDataLoader))
+        super().__init__(dataset, **KEYWORDS.of_loader(BasicDataLoader, kwargs, dataset))
 
 
 class SavableDataLoader(_LengthAsThere, savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
     """The loader :class:`energon_lite.SavableDataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
-        super().__init__(dataset, **loader_arguments(dataset, kwargs, SavableDataLoader))
+        super().__init__(dataset, **KEYWORDS.of_loader(SavableDataLoader, kwargs, dataset))
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> BasicDataLoader:

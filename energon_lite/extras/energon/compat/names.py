@@ -10,19 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from energon_lite.cli.main import all_commands
-from energon_lite.extras.energon.compat.modules import COMMANDS, MODULES, NODES
-
-__all__ = [
-    "AHEAD",
-    "AHEAD_MODULES",
-    "NAMES",
-    "ForkDataLoaderWorker",
-    "Name",
-    "ThreadDataLoaderWorker",
-    "Verdict",
-    "meaning",
-]
-
+from energon_lite.extras.energon.compat import COMMANDS, MODULES, NODES
 
 Verdict = Literal["same", "better", "other"]
 
@@ -193,7 +181,7 @@ NAMES: dict[str, Name] = {
         for name in MODULES["flavors"].split()
         if name.endswith("Webdataset") and name != "CrudeWebdataset"
     },
-    "__version__": _compat("modules:VERSION"),
+    "__version__": Name(f"{_ROOM}.compat:VERSION"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": _command(module) for module in COMMANDS},
     **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},

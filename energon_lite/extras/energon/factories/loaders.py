@@ -16,7 +16,7 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.energon.epath import EPath
-from energon_lite.extras.energon.factories.base import (
+from energon_lite.extras.energon.factories import (
     BaseCoreDatasetFactory,
     DatasetFactory,
     DefaultCrudeJsonlDatasetFactory,
@@ -329,7 +329,7 @@ def _factory_of(
         **{"training": training, "worker_config": worker_config, "shuffle_over_epochs": epochs},
         **kwargs,
     }
-    if getattr(spec, "join", None) is not None or source_opener(spec.path) is not None:
+    if spec.join is not None or source_opener(spec.path) is not None:
         kwargs.pop("decoder", None)
         return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
     if is_jsonl(spec.path):

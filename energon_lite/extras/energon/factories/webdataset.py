@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.factories.base import DatasetFactory, FactoryLoader, SampleT
+from energon_lite.extras.energon.factories import DatasetFactory, FactoryLoader, SampleT
 from energon_lite.extras.energon.factories.kinds import iter_tar_contents
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
@@ -108,7 +108,7 @@ class WebdatasetPreparator:
         """
         from energon_lite.extras.media.media_scan import prepare_media
 
-        return prepare_media(os.path.expanduser(os.fspath(parent_path)), media_filter, workers=workers).found
+        return prepare_media(parent_path, media_filter, workers=workers).found
 
 
 class BaseWebdatasetFactory(DatasetFactory[SampleT], WebdatasetPreparator, Generic[SampleT]):

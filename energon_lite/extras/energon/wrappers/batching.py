@@ -11,10 +11,10 @@ import torch
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.wrappers import Parts, WrapperDataset, parts_of
 from energon_lite.extras.energon.wrappers.datasets import BlendDataset
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.streams import PlanStream
-from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, parts_of
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.assembly import assembled
 from energon_lite.loading.iterators.dataset import SavableDataset

@@ -10,6 +10,13 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.wrappers import (
+    Parts,
+    WrapperDataset,
+    is_by_content,
+    looped,
+    parts_of,
+)
 from energon_lite.extras.energon.wrappers.items_dataset import ItemFunction
 from energon_lite.extras.energon.wrappers.loops import Loop
 from energon_lite.extras.energon.wrappers.streams import (
@@ -20,13 +27,6 @@ from energon_lite.extras.energon.wrappers.streams import (
     ShuffleStream,
     limited,
     repeated,
-)
-from energon_lite.extras.energon.wrappers.wrapper import (
-    Parts,
-    WrapperDataset,
-    is_by_content,
-    looped,
-    parts_of,
 )
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.order.hashing import HashDomain, hash_ints

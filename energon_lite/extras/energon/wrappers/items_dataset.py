@@ -4,6 +4,7 @@ set, then by the functions around it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -353,9 +354,8 @@ def _joined_trace(traces: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return one trace of several jobs that ran one after the other."""
     if not traces:
         return None
-    stages: dict[str, float] = {}
+    stages = Counter[str]()
     for trace in traces:
-        for name, seconds in trace["stages"].items():
-            stages[name] = stages.get(name, 0.0) + seconds
+        stages.update(trace["stages"])
     lists = {name: [entry for trace in traces for entry in trace[name]] for name in ("samples", "sources")}
-    return {**traces[-1], "began": traces[0]["began"], "stages": stages, **lists}
+    return {**traces[-1], "began": traces[0]["began"], "stages": dict(stages), **lists}

@@ -89,9 +89,9 @@ def raw(text: str) -> Markup:
     return Markup(text)
 
 
-def document(*children: Child, lang: str = "en") -> bytes:
+def document(*children: Child) -> bytes:
     """Return a whole page as bytes."""
-    return ("<!doctype html>\n" + tag("html", *children, lang=lang)).encode("utf-8", "replace")
+    return ("<!doctype html>\n" + tag("html", *children, lang="en")).encode("utf-8", "replace")
 
 
 def url_path(*segments: object) -> str:

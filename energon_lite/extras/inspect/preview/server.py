@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.extras.inspect.preview.media import Media
 from energon_lite.extras.inspect.preview.page_frame import policy
 from energon_lite.extras.inspect.preview.site import Answer, Site
 from energon_lite.extras.inspect.prometheus import BoundedServer
@@ -121,25 +122,26 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer, nonce, {"Server-Timing": f"page;dur={took:.1f}"})
 
     def _send(self, answer: Answer, nonce: str | None = None, extra: Mapping[str, str] | None = None) -> None:
-        first, stop, status = 0, answer.size, answer.status
-        headers = {"Content-Type": answer.content_type, **_COMMON, **(extra or {}), **answer.headers}
-        is_page = nonce is not None and answer.content_type.startswith("text/html")
+        body = answer.media or Media.of(answer.content_type, answer.data)
+        first, stop, status = 0, body.size, answer.status
+        headers = {"Content-Type": body.content_type, **_COMMON, **(extra or {}), **answer.headers}
+        is_page = nonce is not None and body.content_type.startswith("text/html")
         headers["Content-Security-Policy"] = policy(nonce) if is_page and nonce else "default-src 'none'; sandbox"
         if answer.media is not None:
             headers["Accept-Ranges"] = "bytes"
-            wanted = _range(self.headers.get("Range"), answer.size)
+            wanted = _range(self.headers.get("Range"), body.size)
             if wanted is not None:
                 first, stop = wanted
                 there = first < stop
                 status = HTTPStatus.PARTIAL_CONTENT if there else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-                headers["Content-Range"] = f"bytes {f'{first}-{stop - 1}' if there else '*'}/{answer.size}"
+                headers["Content-Range"] = f"bytes {f'{first}-{stop - 1}' if there else '*'}/{body.size}"
         self.send_response(status)
         headers["Content-Length"] = str(max(0, stop - first))
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         while first < stop and self.command != "HEAD":
-            piece = answer.read(first, min(_PIECE, stop - first))
+            piece = body.read(first, min(_PIECE, stop - first))
             if not piece:
                 self.close_connection = True  # the client notices the missing bytes
                 return

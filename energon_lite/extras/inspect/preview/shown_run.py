@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import Any
 
+from energon_lite.cli.checkpoint import found_states, whole_state
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import StateError, UnlikeError, UsageError, counted, did_you_mean
@@ -23,7 +24,6 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import get_train_dataset, get_val_dataset
-from energon_lite.loading.saved_states import merged, read_state_files
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
@@ -70,8 +70,7 @@ class RunOptions:
         Raises:
             StateError: there is no state in the file, or one without settings.
         """
-        files = read_state_files([path])
-        state = merged([file.state for file in files], [file.name for file in files])
+        state = whole_state(found_states((path,)))
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
             raise StateError("the state has no settings of its run", where=path, fix="give the options themselves")

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.extras.inspect.audited_run import json_lines
 from energon_lite.extras.inspect.preview.element import Child, tag
 from energon_lite.extras.inspect.preview.media import Media, made_media, part_size, png_of, stored_media
 from energon_lite.extras.inspect.preview.page_frame import NAME, Links, View, page
@@ -32,7 +33,6 @@ from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.step_page import step_main
 from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
-from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.storage.files.atomic_file import write_bytes
 
 _HTML = "text/html; charset=utf-8"
@@ -53,7 +53,7 @@ class Answer:
     Args:
         status: HTTP status.
         data: the whole body, unless it is media.
-        content_type: MIME type of the body.
+        content_type: MIME type of ``data``.
         media: body that is sent in ranges.
         headers: further headers.
     """
@@ -63,15 +63,6 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
     media: Media | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of bytes of the body."""
-        return len(self.data) if self.media is None else self.media.size
-
-    def read(self, start: int, size: int) -> bytes:
-        """Return some bytes of the body."""
-        return self.data[start : start + size] if self.media is None else self.media.read(start, size)
 
 
 class Site:
@@ -132,7 +123,7 @@ class Site:
             case ["find"]:
                 return self._find(asked, nonce)
             case ["icon"]:
-                return Answer(HTTPStatus.OK, content_type="image/png", media=Media.of("image/png", _icon()))
+                return Answer(HTTPStatus.OK, media=Media.of("image/png", _icon()))
             case ["media", *rest]:
                 return self._media(rest)
         return self.error(UsageError("there is no such page", fix="go to the overview"), nonce)
@@ -227,7 +218,7 @@ class Site:
         if media is None:
             return Answer(HTTPStatus.NOT_FOUND, b"there are no such media\n")
         headers = {"Content-Disposition": "inline", "Cache-Control": "private, max-age=600"}
-        return Answer(HTTPStatus.OK, b"", media.content_type, media, headers)
+        return Answer(HTTPStatus.OK, media=media, headers=headers)
 
 
 @cache

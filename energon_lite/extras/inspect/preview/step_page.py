@@ -204,11 +204,11 @@ def _charts(view: View, place: Place) -> Markup | None:
 # -- the next steps -----------------------------------------------------------------------------------------------
 
 
-def coming(view: View, place: Place, count: int = _COMING) -> Markup:
+def coming(view: View, place: Place) -> Markup:
     """List the samples of the next steps, from the plan alone."""
     rows, leaves, finder = list[Markup](), Counter[int](), view.finder
     at = finder.after(place)
-    while at is not None and len(rows) < count:
+    while at is not None and len(rows) < _COMING:
         if finder.hooks_decide and at.chunk != place.chunk:
             break  # it would have to be made
         words = f"Step {at.step:,}" if at.step is not None else f"{at.chunk:,} · {at.batch:,}"

@@ -19,8 +19,6 @@ TOKEN_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens", "tokens.npy",
 #: Names of fields with labels, and with loss masks.
 _LABELS = ("labels", "label_ids", "targets")
 _MASKS = ("loss_mask", "mask", "labels_mask", "loss_weights")
-#: Value of labels that are ignored.
-_IGNORED = -100
 #: The most tokens that make up one character.
 _PARTS = 8
 #: Number of tokens that are decoded together.

@@ -147,7 +147,8 @@ class ValueView:
             return tag("span.muted", "empty")
         if _is_plain(value) and not all(isinstance(item, str) for item in value):
             return tag("code", short_text(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
-        most, is_chat = self.amount.items, all(map(_is_message, value))
+        most = self.amount.items
+        is_chat = all(isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in value)
         most = max(8, most) if is_chat else most
         items: list[Child] = [
             [tag("span.role", str(item.get("role", ""))), self.text(item["content"])]
@@ -271,10 +272,6 @@ def _player(kind: str, address: str, label: str, preload: str = "none") -> Marku
 
 def _says_anything(labels: Any) -> bool:
     return any(labels) if isinstance(labels, (list, tuple)) else bool(labels)
-
-
-def _is_message(item: Any) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get("content"), str)
 
 
 def _is_plain(value: Any) -> bool:

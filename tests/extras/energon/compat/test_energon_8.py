@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from energon_lite.extras.energon import MetadatasetV2
+from energon_lite.extras.energon.compat import INTERNAL, MODULES
 from energon_lite.extras.energon.compat.install import resolve
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES
 from energon_lite.extras.energon.compat.names import AHEAD_MODULES
 from tests.fork_server import run_program
 

@@ -17,8 +17,8 @@ import pytest
 
 import energon_lite
 import energon_lite.extras.energon
+from energon_lite.extras.energon.compat import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.install import resolve
-from energon_lite.extras.energon.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.names import NAMES, meaning
 from tests.testing import write_tar
 

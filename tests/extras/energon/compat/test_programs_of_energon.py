@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.extras.energon.compat.modules import VERSION
+from energon_lite.extras.energon.compat import VERSION
 from tests.fork_server import run_program
 from tests.testing import write_tar
 
@@ -146,7 +146,7 @@ NAMES = """
 import sys
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon import install, uninstall
-from energon_lite.extras.energon.compat.modules import MODULES, PARTLY
+from energon_lite.extras.energon.compat import MODULES, PARTLY
 from energon_lite.extras.energon.__main__ import main
 
 print(main([]), main(["absent.py"]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
-from energon_lite.extras.energon.compat.torch_worker_info import tell
+from energon_lite.extras.energon.compat.install import tell_torch
 from energon_lite.loading.executors import worker_process
 from tests.testing import ALONE, alone
 
@@ -33,7 +33,7 @@ def _loader(path: Path, workers: int, **options: Any) -> SavableDataLoader:
 def test_torch_tells_hooks_of_their_worker(
     leaf_of: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, method: str, told: bool
 ) -> None:
-    monkeypatch.setattr(worker_process, "on_begin", tell if told else None)
+    monkeypatch.setattr(worker_process, "on_begin", tell_torch if told else None)
     with _loader(leaf_of(50), 2, start_method=method) as loader:
         found = {batch for _, batch in zip(range(8), loader, strict=False)}
     assert found == {"0 of 2" if told else "none"}

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.extras.inspect.linting.checks import examine_shard
-from energon_lite.extras.inspect.linting.command import lint, spans_of
-from energon_lite.extras.inspect.linting.work import Span, Target
+from energon_lite.extras.inspect.lint_checks import examine_shard
+from energon_lite.extras.inspect.lint_command import lint, spans_of
+from energon_lite.extras.inspect.lint_work import Span, Target
 from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
 from tests.conftest import write_dataset
 from tests.testing import damaged, examples

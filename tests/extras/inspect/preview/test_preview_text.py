@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.extras.inspect.preview import terminal as preview_text
-from energon_lite.extras.inspect.preview.terminal import picture_lines, sample_lines
+from energon_lite.extras.inspect.preview import command as preview_command
+from energon_lite.extras.inspect.preview.command import picture_lines, sample_lines
 from tests.conftest import text_dataset, write_dataset
 from tests.testing import command
 
@@ -57,7 +57,7 @@ class TestCommand:
             def isatty(self) -> bool:
                 return True
 
-        monkeypatch.setattr(preview_text, "sys", type("sys", (), {"stdin": Terminal(), "stdout": Terminal()}))
+        monkeypatch.setattr(preview_command, "sys", type("sys", (), {"stdin": Terminal(), "stdout": Terminal()}))
         _, output = run(text_dataset(tmp_path / "a", 5), answers="y\nn\n")
         assert output.count("TextSample") == 2
 

@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     """A problem without its place.
 
     Args:
-        kind: as of a :class:`~energon_lite.extras.inspect.linting.work.Problem`.
+        kind: as of a :class:`~energon_lite.extras.inspect.lint_work.Problem`.
         what: description.
         part: the part of the sample; empty: the sample, or the shard, as a whole.
         note: it is a remark, and nothing is broken.

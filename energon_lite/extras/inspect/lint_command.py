@@ -21,7 +21,7 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
-from energon_lite.extras.inspect.linting.work import Findings, LintWork, Problem, Span, Target
+from energon_lite.extras.inspect.lint_work import Findings, LintWork, Problem, Span, Target
 from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.storage.index.index_cache import cache_folder, first_writable, index_places, local_meta, open_index

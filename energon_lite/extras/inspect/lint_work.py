@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,13 +17,13 @@ from numpy.typing import NDArray
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
-from energon_lite.extras.inspect.linting.checks import Fault, SampleExaminer, ShardState, examine_shard
+from energon_lite.extras.inspect.lint_checks import Fault, SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
-from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.shard_store import file_state
 from energon_lite.storage.index.index_cache import find_index
-from energon_lite.storage.index.nv_meta import is_jsonl, shard_index_path
+from energon_lite.storage.index.key_index import hash_key
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.opened_source import AnySource
@@ -164,9 +162,9 @@ class LintWork(Work[Span, Findings]):
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
         settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
         excluded = sorted(target.excluded.get(unit.shard, ()))
-        document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
+        document = file_state(os.path.join(spec.path, META_FOLDER, spec.dataset_config))
         if target.is_folder:  # the files that the shard is compared with
-            index, beside = self._stored_index, _file_states([shard_index_path(spec.path, unit.shard)])
+            index, beside = self._stored_index, file_state(shard_index_path(spec.path, unit.shard))
             files = [target.counts.get(unit.shard), beside, "" if index is None else index.digest]
         else:
             files = self._source_state
@@ -197,8 +195,9 @@ class LintWork(Work[Span, Findings]):
         except EnergonLiteError:
             return []
         shards = source.choice.shards if isinstance(source, WebdatasetSource) else []
-        files = [] if is_url(spec.path) or is_jsonl(spec.path) else _files_of(spec.path)
-        return [source.fingerprint, source.contents, [[*shard[1]] for shard in shards], _file_states(files)]
+        files = [] if is_url(spec.path) or is_jsonl(spec.path) else sorted(_files_of(spec.path))
+        states = [[os.path.basename(path), *file_state(path)] for path in files]
+        return [source.fingerprint, source.contents, [[*shard[1]] for shard in shards], states]
 
     # -- a shard ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +268,7 @@ class LintWork(Work[Span, Findings]):
                 if key in excluded:
                     findings.excluded += 1
                     continue
-                findings.keys[number - unit.start] = _hash(key)
+                findings.keys[number - unit.start] = hash_key(key) or 1
                 findings.samples += 1
                 faults = [] if state is None else [*state.parts.get(number, ()), *_doubles(state.scan, number)]
                 if not faults:
@@ -320,26 +319,3 @@ def _files_of(path: str) -> list[str]:
     if os.path.isdir(path):
         return [os.path.join(place, name) for place, _, names in os.walk(path) for name in names]
     return [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-
-
-def _file_states(paths: Iterable[str]) -> list[list[Any]]:
-    """Return name, size and time of change in ns of each file that exists, in the order of paths."""
-    states = []
-    for path in sorted(paths):
-        with suppress(OSError):
-            status = os.stat(path)
-            states.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
-    return states
-
-
-def _hash(key: str) -> int:
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
-
-
-def _digest(path: str) -> str:
-    try:
-        with open(path, "rb", opener=open_file) as file:
-            return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
-    except OSError:
-        return ""

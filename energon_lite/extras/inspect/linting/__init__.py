@@ -1,1 +1,0 @@
-"""Linting: an examination of all samples of a data set that reports damaged samples and shards."""
