@@ -7,7 +7,6 @@ messages are in shared memory (:mod:`energon_lite.loading.executors.segments`), 
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import io
 import itertools
@@ -30,6 +29,7 @@ from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
 from energon_lite.hooks import place_of
 from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
 from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.tensors import fields_of
 
 #: Alignment of the parts of a message, in bytes.
 _ALIGNMENT = 64
@@ -269,12 +269,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         yield from ((f"[{place}]", part) for place, part in enumerate(value))
-    elif isinstance(value, tuple):
-        yield from ((f".{name}", part) for name, part in zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
+    else:
+        own = fields_of(value)
+        if own is None and not isinstance(value, (type, torch.Tensor)) and not callable(value):
+            own = getattr(value, "__dict__", None)
+        yield from ((f".{name}", part) for name, part in (own or {}).items())
 
 
 def _fails(dumps: Callable[[Any], Any], value: Any) -> bool:
