@@ -14,7 +14,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import ParamSpec
 
@@ -260,6 +260,17 @@ def shows_more(error: BaseException) -> bool:
     return True
 
 
+def raise_of_worker(error: BaseException) -> NoReturn:
+    """Raise an error that a worker sent, with its traceback in the worker.
+
+    Raises:
+        BaseException: always.
+    """
+    if sys.version_info < (3, 11) and (notes := getattr(error, "__notes__", None)):  # Python 3.10 shows no notes
+        raise error from RuntimeError("\n" + "\n".join(notes))
+    raise error
+
+
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error, and the chain of errors that caused it."""
     seen: set[int] = set()
@@ -283,7 +294,7 @@ def place_in_hook(trace: TracebackType | None) -> str:
 def _is_of_hook(error: BaseException) -> bool:
     """Return whether the error comes from code that a guard called, here or in a worker."""
     links = list(_links(error.__traceback__))
-    if any(_is_own(link) and link.tb_frame.f_code.co_name == "raise_of_worker" for link in links):
+    if any(_is_own(link) and link.tb_frame.f_code.co_name == raise_of_worker.__name__ for link in links):
         return True
     guards = [place for place, link in enumerate(links) if _is_own(link) and link.tb_frame.f_code.co_name in _GUARDS]
     return bool(guards) and not all(map(_is_own, links[guards[-1] :]))

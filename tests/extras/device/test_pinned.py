@@ -18,7 +18,7 @@ from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.executors.transport import pack, receive, send
+from energon_lite.loading.executors.transport import pack, receiving, send
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
 from tests.testing import alone, examples
 
@@ -45,7 +45,9 @@ class Worker:
         if not self.writer._free:  # a pipe to this very process would be full
             return batch
         send(self.theirs, pack(batch), self.writer)
-        return receive(self.ours, self.reader)[0]
+        received = next(receiving(self.ours.fileno(), self.reader))
+        assert received is not None
+        return received[0]
 
     def close(self) -> None:
         self.reader.close()

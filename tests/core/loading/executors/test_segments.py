@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.executors.transport import pack, receive, send
+from energon_lite.loading.executors.transport import pack, receiving, send
 from tests.testing import descriptors
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
@@ -30,8 +30,9 @@ class Pair:
     def travel(self, value: Any) -> Any:
         self.writer.release(self.reader.take_released())
         send(self.theirs, pack(value), self.writer)
-        received, _ = receive(self.ours, self.reader)
-        return received
+        received = next(receiving(self.ours.fileno(), self.reader))
+        assert received is not None
+        return received[0]
 
 
 @given(
