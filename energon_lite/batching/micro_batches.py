@@ -332,13 +332,12 @@ def concatenate(parts: Sequence[MicroBatches], firsts: Sequence[int]) -> MicroBa
         firsts: the number of each chunk's first sample, which is added to its sample indices.
     """
     edges = np.cumsum([0, *(len(part.sample) for part in parts)])
-    return MicroBatches(
-        np.concatenate([part.sample + first for part, first in zip(parts, firsts, strict=True)]),
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.length for part in parts]),
-        np.concatenate([[0], *(part.offsets[1:] + edge for part, edge in zip(parts, edges[:-1], strict=True))]),
-        parts[0].packed,
-        parts[0].limit,
-        max(part.lateness_bound for part in parts),
-        sum((part.counts for part in parts), Counts()),
+    return replace(
+        parts[0],
+        sample=np.concatenate([part.sample + first for part, first in zip(parts, firsts, strict=True)]),
+        start=np.concatenate([part.start for part in parts]),
+        length=np.concatenate([part.length for part in parts]),
+        offsets=np.concatenate([[0], *(part.offsets[1:] + edge for part, edge in zip(parts, edges, strict=False))]),
+        lateness_bound=max(part.lateness_bound for part in parts),
+        counts=sum((part.counts for part in parts), Counts()),
     )

@@ -12,7 +12,7 @@ from energon_lite.hooks import is_overridden
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.iterators.lane_cursor import check_topology
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.makers.chunk_bundles import TokenBundling
+from energon_lite.loading.makers.chunk_bundles import BundlesByTokens
 from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.loading.options import Chunks
 from energon_lite.loading.token_batching import TokenBatching
@@ -72,9 +72,9 @@ def by_encoded_tokens(
         )
     assert tokens.plan_chunk is not None  # it has a default if there is no column
     settings = {**tokens.settings(), "length_field": tokens.length_field, "plan_chunk": tokens.plan_chunk}
-    bundling = TokenBundling(tokens.strategy, tokens.length_field)
+    bundler = BundlesByTokens(tokens.strategy, encoder, tokens.length_field)
     plan = ChunkPlan(order, None, tokens.plan_chunk)
-    return _in_lanes(plan, identity, settings, chunks, bundling=bundling, **common)
+    return _in_lanes(plan, identity, settings, chunks, bundler=bundler, **common)
 
 
 def _in_lanes(

@@ -21,7 +21,7 @@ import msgpack
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, did_you_mean, listed
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
-from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of
+from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of, shown
 from energon_lite.storage.files.atomic_file import write_bytes
 
 #: Format of a file to be written, by the suffix of its name.
@@ -264,10 +264,8 @@ def redistributed(state: State, world_size: int) -> list[State]:
 def _check_readable(name: str, state: Any) -> None:
     try:
         checked(state)
-    except StateMismatchError as error:
-        raise StateMismatchError(f"{name}: {error.what}", fix=error.fix) from None
     except StateError as error:
-        raise StateError(f"{name}: {error.what}", fix=error.fix) from None
+        raise type(error)(f"{name}: {error.what}", fix=error.fix) from None
 
 
 def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -314,7 +312,7 @@ def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     differences = []
     flat = [_flat(entries) for entries in (run, other)]
     for name in sorted({*flat[0], *flat[1]} - {"fingerprint"}):
-        here, there = (_short(entries[name]) if name in entries else "not set" for entries in flat)
+        here, there = (shown(entries[name], 60) if name in entries else "not set" for entries in flat)
         if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]:
             differences.append(f"{name}: {here}, elsewhere {there}")
     return differences[:5] or ["they are different"]
@@ -327,11 +325,6 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     settings = identity.pop("settings", {})
     rest = {name: value for name, value in run.items() if name != "identity"}
     return rest | identity | (dict(settings) if isinstance(settings, Mapping) else {})
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:

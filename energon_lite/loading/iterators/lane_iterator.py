@@ -224,7 +224,7 @@ class LaneIterator(DatasetIterator):
     # -- the state ------------------------------------------------------------------------------------------------
 
     def planned_counts(self) -> dict[str, int] | None:
-        if self.dataset.bundling is None:
+        if self.dataset.bundler is None:
             return None
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
 

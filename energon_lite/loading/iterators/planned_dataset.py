@@ -241,18 +241,15 @@ class PlannedDataset(SavableDataset):
             if self.plan.rows is None:
                 return self._estimated_steps(samples)
             return -(-samples // (self.plan.rows * world))
-        if self.plan.rows is None:
-            if pass_number not in self._planned_steps:
-                self._planned_steps[pass_number] = self._steps(pass_number)
-            return self._planned_steps[pass_number]
-        if self.once:
+        if self.plan.rows is not None and self.once:
             return -((self.worker_config.rank - count) // world)
-        steps = count // world if self.drop_last else -(-count // world)
-        return steps if self.limit is None else min(steps, self.limit)
+        if pass_number not in self._planned_steps:
+            self._planned_steps[pass_number] = self._steps(pass_number)
+        return self._planned_steps[pass_number]
 
     @cached_property
     def _planned_steps(self) -> dict[int, int]:
-        """Steps of the passes that were planned to count them, by pass number."""
+        """Steps of the passes that were counted, by pass number."""
         return {}
 
     def _estimated_steps(self, samples: int) -> int:

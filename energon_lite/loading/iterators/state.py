@@ -120,7 +120,7 @@ def checked(state: Any, kind: str | None = None) -> CursorFields:
     name = state.get("format") if isinstance(state, Mapping) else None
     if not isinstance(name, str) or name != FORMAT:
         raise StateError(
-            f"this is not a loader state: a {type(state).__name__}, {_shown(state, 60)}",
+            f"this is not a loader state: a {type(state).__name__}, {shown(state, 60)}",
             fix="give what save_state_rank or save_state_global returned",
         )
     _check_plain(state)
@@ -181,7 +181,7 @@ def is_count(value: Any, limit: int) -> bool:
 
 def damaged(name: str, value: Any) -> StateError:
     """Return the error for an invalid entry of a state."""
-    return StateError(f"the state is damaged: {name} is {_shown(value, 80)}", fix="use another checkpoint")
+    return StateError(f"the state is damaged: {name} is {shown(value, 80)}", fix="use another checkpoint")
 
 
 def _check_plain(state: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ def _check_plain(state: Mapping[str, Any]) -> None:
     raise StateError("the state is damaged: it is nested too deeply, or not plain data", fix="use another checkpoint")
 
 
-def _shown(value: Any, most: int) -> str:
+def shown(value: Any, most: int) -> str:
     """Return the ``repr`` of any value, cut to at most ``most`` characters."""
     try:
         text = repr(value)

@@ -38,7 +38,7 @@ class ChunkRunner(JobRunner):
     """Maker of the batches of chunks.
 
     Args:
-        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.batch_runner.BatchRunner`.
+        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.job_runner.JobRunner`.
         batch_size: samples in a batch; None: the groups give it, or batches are single samples.
         packing_buffer_size: samples in a buffer of packing; None: no packing.
         keep_remainder: the remainder of a chunk, unless it is handed over, becomes smaller batches; if False, it is
@@ -107,7 +107,7 @@ class ChunkRunner(JobRunner):
         for made in self._batched(run) if self.hooks.batched else self._single(run):
             yield made
             after = made.after
-        if run.has_outcomes() or after is not None:
+        if run.outcomes or after is not None:
             yield Made(None, run.take(), is_batch=False, rows=0)
 
     # -- batches --------------------------------------------------------------------------------------------------

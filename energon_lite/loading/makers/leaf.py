@@ -152,14 +152,10 @@ class SampleNames:
         known = [address for address in self.addresses if address is not None and address[0] >= 0]
         if not known:
             return self.text
-        numbers = dict.fromkeys(address[0] for address in known)
-        more = len(known) - _SHOWN
-        if len(numbers) == 1:
-            (number,) = numbers
-            keys = [self.key(address) for address in known[:_SHOWN]]
-            return f"{self.text} ({listed(keys, _SHOWN, len(known))} of {self.leaves[number].name})"
-        keys = [f"{self.key(address)} of {self.leaves[address[0]].name}" for address in known[:_SHOWN]]
-        return f"{self.text} ({', '.join(keys)}" + (f" and {more:,} more)" if more > 0 else ")")
+        leaves = [f" of {self.leaves[address[0]].name}" for address in known[:_SHOWN]]
+        is_one = len({address[0] for address in known}) == 1
+        names = [self.key(address) + ("" if is_one else leaf) for address, leaf in zip(known, leaves, strict=False)]
+        return f"{self.text} ({listed(names, _SHOWN, len(known))}{leaves[0] if is_one else ''})"
 
     def key(self, address: Address) -> str:
         """Return the key of a sample, or its index if its data set cannot be read."""
@@ -203,20 +199,11 @@ class SampleAddress:
 
 def sample_addresses(rank: int, addresses: Sequence[Address], leaves: Sequence[Leaf]) -> list[SampleAddress]:
     """Return the addresses of a job, with the names of their data sets, shards and samples."""
-    return [_named(rank, leaves[leaf], leaf, index, epoch, piece) for leaf, index, epoch, *piece in addresses]
-
-
-def _named(rank: int, leaf: Leaf, number: int, index: int, epoch: int, piece: Sequence[int]) -> SampleAddress:
-    source = leaf.source
-    start, length = piece[:2] if piece and piece[2] else (None, None)
-    return SampleAddress(
-        rank,
-        source.path,
-        source.shard_names[source.locate(index)[0]],
-        source.key(index),
-        index,
-        epoch,
-        ("sample", number, index, epoch, 0),
-        start,
-        length,
-    )
+    named = []
+    for leaf, index, epoch, *piece in addresses:
+        source = leaves[leaf].source
+        shard = source.shard_names[source.locate(index)[0]]
+        restore_key = "sample", leaf, index, epoch, 0
+        used = piece[:2] if piece and piece[2] else ()
+        named.append(SampleAddress(rank, source.path, shard, source.key(index), index, epoch, restore_key, *used))
+    return named
