@@ -285,6 +285,21 @@ def rows_of(batch: Any, otherwise: int) -> int:
     return sizes.pop() if len(sizes) == 1 else otherwise
 
 
+def tokens_of(batch: Any) -> int:
+    """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
+    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    if tokens is None or type(tokens) is int:
+        return tokens or 0
+    if isinstance(tokens, torch.Tensor):
+        return int(tokens.sum())
+    if isinstance(tokens, (list, tuple)):
+        return sum(map(int, tokens))
+    try:
+        return int(tokens)
+    except (TypeError, ValueError):
+        return 0  # a field of the user's that happens to have this name
+
+
 def _sizes(value: Any) -> Iterator[int]:
     """Yield the first dimensions of the tensors and lists in a batch."""
     fields = fields_of(value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.errors import UsageError, counted
+from energon_lite.batching.plan import Counts
+from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain, hash_ints, mix64_array
 
 Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
@@ -20,45 +21,6 @@ _CHOICES = (
     'oversize="drop" (leave them out), "truncate" (keep their first tokens), "split" (cut them into pieces that '
     'fit, each of which is trained on) or "own_batch" (leave them whole, in a micro-batch above the capacity)'
 )
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Numbers of samples that planning dropped, truncated or split. Every omission is counted here.
-
-    Args:
-        dropped_samples: samples that are in no micro-batch.
-        dropped_tokens: tokens of these.
-        truncated_samples: samples that lost their end.
-        truncated_tokens: tokens that they lost.
-        split_samples: samples that were cut into several pieces.
-        own_batches: micro-batches above the capacity, of one sample each.
-    """
-
-    dropped_samples: int = 0
-    dropped_tokens: int = 0
-    truncated_samples: int = 0
-    truncated_tokens: int = 0
-    split_samples: int = 0
-    own_batches: int = 0
-
-    def words(self) -> list[str]:
-        """List the counts above 0, in words.
-
-        Example:
-            >>> Counts(dropped_samples=1, dropped_tokens=1200, split_samples=3).words()
-            ['1 sample dropped, with 1,200 tokens', '3 samples split']
-        """
-        pairs = (
-            (self.dropped_samples, f"dropped, with {counted(self.dropped_tokens, 'token')}"),
-            (self.truncated_samples, f"truncated, by {counted(self.truncated_tokens, 'token')}"),
-            (self.split_samples, "split"),
-            (self.own_batches, "in batches of their own, above the capacity"),
-        )
-        return [f"{counted(samples, 'sample')} {what}" for samples, what in pairs if samples]
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
 
 @dataclass(frozen=True)

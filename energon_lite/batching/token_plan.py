@@ -14,8 +14,8 @@ import numpy as np
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_digest
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
-from energon_lite.batching.micro_batches import Counts, MicroBatches
-from energon_lite.batching.plan import Place, Plan
+from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.plan import Counts, Place, Plan
 from energon_lite.batching.steps import TOKENS, CostColumns, Lengths, StepBalancer, even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError, at_least_one

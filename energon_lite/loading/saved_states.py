@@ -21,7 +21,7 @@ import msgpack
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, did_you_mean, listed
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
-from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of, shown
+from energon_lite.loading.iterators.state import FORMAT, State, checked, identity_of, is_count, kind_of, shown
 from energon_lite.storage.files.atomic_file import write_bytes
 
 #: Format of a file to be written, by the suffix of its name.
@@ -88,18 +88,16 @@ def find_states(value: Any, name: str) -> list[FoundState]:
         at = "".join(f"[{key!r}]" for key in place)
         try:
             checked(state)
-            _check_identity(state.get("identity"))
+            _check_identity(identity_of(state))
         except StateError as error:
             raise type(error)(error.what, where=f"{name}{at}", fix=error.fix) from None
         states.append(FoundState(f"{name}{at}", dict(state)))
     return states
 
 
-def _check_identity(identity: Any) -> None:
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    counts = [identity.get(name, 0) for name in ("leaves", "samples")] if isinstance(identity, Mapping) else []
-    is_good = all(is_count(number, 1 << 63) for number in counts)
-    if not isinstance(settings, Mapping) or not isinstance(identity.get("fingerprint"), str) or not is_good:
+def _check_identity(identity: Mapping[str, Any]) -> None:
+    has_both = isinstance(identity.get("settings"), Mapping) and isinstance(identity.get("fingerprint"), str)
+    if not has_both or not all(is_count(identity.get(name, 0), 1 << 63) for name in ("leaves", "samples")):
         raise StateError("the state is damaged: it does not say what it belongs to", fix="use another checkpoint")
 
 
@@ -291,8 +289,8 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     if len(runs) == 1:
         return
     most, them = max(runs, key=lambda run: len(run[1]))
-    lines = [f"    {listed(them)}: fingerprint {_fingerprint(most)}"] + [
-        f"    {listed(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
+    lines = [f"    {listed(them)}: fingerprint {identity_of(most).get('fingerprint')}"] + [
+        f"    {listed(who)}: fingerprint {identity_of(run).get('fingerprint')}; {', '.join(_differences(run, most))}"
         for run, who in runs
         if run is not most
     ]
@@ -300,11 +298,6 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
         "the ranks' states belong to different data or configurations:\n" + "\n".join(lines),
         fix="build the loader from the same data and with the same arguments on every rank",
     )
-
-
-def _fingerprint(run: Mapping[str, Any]) -> Any:
-    identity = run.get("identity")
-    return identity.get("fingerprint") if isinstance(identity, Mapping) else None
 
 
 def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -320,8 +313,7 @@ def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a state, of its identity and of the settings in it as one dict."""
-    identity = run.get("identity")
-    identity = dict(identity) if isinstance(identity, Mapping) else {}
+    identity = dict(identity_of(run))
     settings = identity.pop("settings", {})
     rest = {name: value for name, value in run.items() if name != "identity"}
     return rest | identity | (dict(settings) if isinstance(settings, Mapping) else {})

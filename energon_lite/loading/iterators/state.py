@@ -106,6 +106,12 @@ def kind_of(state: Any) -> Any:
     return state.get("kind") if isinstance(state, Mapping) else None
 
 
+def identity_of(state: Any) -> Mapping[str, Any]:
+    """Return the identity that a state declares, unchecked; empty if there is none."""
+    identity = state.get("identity") if isinstance(state, Mapping) else None
+    return identity if isinstance(identity, Mapping) else {}
+
+
 def checked(state: Any, kind: str | None = None) -> CursorFields:
     """Check a state, except its identity and the entries that only its kind has.
 
@@ -226,8 +232,7 @@ _MOST = 1 << 32
 
 def saved_batch_size(state: Any) -> Any:
     """Return the ``batch_size`` that a state was saved with; None if batches are single samples or it is not stored."""
-    identity = state.get("identity") if isinstance(state, Mapping) else None
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
+    settings = identity_of(state).get("settings")
     size = settings.get(BATCH_SIZE) if isinstance(settings, Mapping) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
 

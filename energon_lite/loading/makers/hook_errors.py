@@ -52,9 +52,7 @@ _MISTAKES: dict[type, str] = {
     types.FunctionType: "return what the function returns: did you forget to call it?",
     types.MethodType: "return what the method returns: did you forget to call it?",
     types.BuiltinFunctionType: "return what the function returns: did you forget to call it?",
-    map: "make a list of it; or write the hook with `yield`",
-    filter: "make a list of it; or write the hook with `yield`",
-    zip: "make a list of it; or write the hook with `yield`",
+    **dict.fromkeys((map, filter, zip), "make a list of it; or write the hook with `yield`"),
     type(NotImplemented): "raise NotImplementedError, or leave the hook out",
 }
 #: Types that no hook may return.
