@@ -11,7 +11,7 @@ import torch
 from energon_lite.hooks import HookContext, LendingScope, is_overridden
 from energon_lite.hooks.hooks import hook_of
 from energon_lite.hooks.marks import restores_seeds
-from energon_lite.loading.makers.hook_errors import note_where, returned_nothing, wrong_result
+from energon_lite.loading.makers.hook_errors import check_result, note_where
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.order.hashing import HashDomain
 
@@ -55,10 +55,7 @@ class DeviceHook:
             except Exception as error:
                 note_where(error, NAME, whose)
                 raise
-        if made is None:
-            raise returned_nothing(NAME, hook, whose=whose)
-        if (wrong := wrong_result(made, NAME, hook, whose)) is not None:
-            raise wrong
+        check_result(made, NAME, hook, whose)
         return made
 
     @contextmanager

@@ -120,18 +120,24 @@ def note_where(error: BaseException, stage: str, whose: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", ()), f"  in {stage}, for {whose}"]
 
 
-def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> FatalSampleError | None:
-    """Return the error for a value that no hook may return; None if it is allowed."""
+def check_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> None:
+    """Refuse a value that no hook may return.
+
+    Raises:
+        FatalSampleError: names the hook, the value and the fix.
+    """
+    if value is None:
+        raise returned_nothing(stage, function, whose=whose)
     fix = _MISTAKES.get(type(value))
     if isinstance(value, BaseException):
         fix = f"did you mean `raise {type(value).__name__}(...)`?"
     if fix is None:
-        return None
+        return
     what = f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}"
     what += ", but is not a generator function" if type(value) is types.GeneratorType else f", for {whose}"
     if type(value) in (types.CoroutineType, types.GeneratorType):
         value.close()  # else Python warns that it was never awaited
-    return FatalSampleError(what, where=place_of(function), fix=fix)
+    raise FatalSampleError(what, where=place_of(function), fix=fix)
 
 
 def returned_nothing(
