@@ -241,20 +241,20 @@ def hide_own_frames(error: BaseException) -> None:
     """
     if os.environ.get(_FULL) or not (isinstance(error, EnergonLiteError) or _is_of_hook(error)):
         return
-    last = error.__traceback__
-    for link in _links(last.tb_next if last is not None else None):
-        if not _is_own(link) and last is not None:
-            last.tb_next = link
-            last = link
-    if last is not None:
-        last.tb_next = None
+    if (outermost := error.__traceback__) is not None:
+        outermost.tb_next = _without_own(outermost.tb_next)
     for cause in chain_of(error):
         if cause is not error and (isinstance(cause, EnergonLiteError) or _is_of_hook(cause)):
-            rest: TracebackType | None = None
-            for link in reversed([link for link in _links(cause.__traceback__) if not _is_own(link)]):
-                link.tb_next = rest
-                rest = link
-            cause.__traceback__ = rest
+            cause.__traceback__ = _without_own(cause.__traceback__)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """Remove this library's frames from a traceback, and return its first link."""
+    rest: TracebackType | None = None
+    for link in reversed([link for link in _links(trace) if not _is_own(link)]):
+        link.tb_next = rest
+        rest = link
+    return rest
 
 
 def shows_more(error: BaseException) -> bool:
