@@ -51,11 +51,6 @@ class Leaf:
     open: Callable[[], Leaf] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
-    def parts(self) -> frozenset[str] | None:
-        """Names of the parts of a sample to be read; None: all."""
-        return self.loader.parts
-
-    @cached_property
     def reader(self) -> Reader | OpenedSource:
         """Reader of the bytes of samples."""
         return self.source if isinstance(self.source, OpenedSource) else self.loader.reader(self.source)
