@@ -291,9 +291,8 @@ class TokenPlan(Plan):
         capacity = packing_capacity(self.strategy)
         if balancer is not None and capacity is not None:
             batches = balancer.within_limits(batches, capacity, stretches.edges)
-        if self.step is None:
-            return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        batches = whole_steps(batches, self.step, capacity, stretches.sample, balancer)
+        if self.step is not None:
+            batches = whole_steps(batches, self.step, capacity, stretches.sample, balancer)
         return PlannedChunk(batches, addresses, lengths, capacity, stretches, balancer)
 
 
