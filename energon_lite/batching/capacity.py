@@ -78,8 +78,7 @@ class AttentionCost:
     alpha: int = 24_576
 
     def __post_init__(self) -> None:
-        if self.alpha < 1:
-            raise UsageError(f"alpha is {self.alpha}", fix="give the length at which attention is half of the work")
+        at_least_one("give the length at which attention is half of the work", alpha=self.alpha)
 
     def __call__(self, lengths: Ints) -> Ints:
         return lengths + lengths * lengths // self.alpha

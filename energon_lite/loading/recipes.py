@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.entry_points import keyword_guests, load
-from energon_lite.errors import UsageError, did_you_mean
+from energon_lite.errors import UsageError, at_least_one, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.loading.assembly import DatasetRequest, find_specs
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -224,8 +224,7 @@ def get_val_dataset(
     options = _options(get_val_dataset, kwargs, task_encoder, batching, chunks, reading)
     packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
+    at_least_one("give at least 1 batch per rank, or None", limit=limit)
     return request.in_order("val", path, run=_VAL_RUN, limit=limit)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, g
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import UsageError, check_choice
+from energon_lite.errors import UsageError, at_least_one, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -59,15 +59,13 @@ class PoolOptions:
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
             check_choice(name, getattr(self, name), get_args(kind))
-        if self.prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {self.prefetch_factor}", fix="give at least 1")
+        at_least_one(prefetch_factor=self.prefetch_factor)
         if self.start_method == "thread" and self.on_timeout == "replace":
             raise UsageError(
                 "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",
                 fix="use processes, or on_timeout='raise'",
             )
-        if self.max_bytes_in_flight < 1:
-            raise UsageError(f"max_bytes_in_flight is {self.max_bytes_in_flight}", fix="give a number of bytes")
+        at_least_one("give a number of bytes", max_bytes_in_flight=self.max_bytes_in_flight)
 
 
 #: Stages of a job, see :func:`~energon_lite.loading.makers.observers.stage_of`; "other" is time outside of them.
