@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_digest
-from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
+from energon_lite.batching.epochs import Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.plan import Counts, Place, Plan
 from energon_lite.batching.steps import TOKENS, CostColumns, Lengths, StepBalancer, even_step, rank_slot, whole_steps
@@ -95,9 +95,9 @@ class PlannedChunk:
     batches: MicroBatches
     addresses: Addresses
     lengths: Ints
-    capacity: Capacity | None = None
-    stretches: Stretches = ONE_STRETCH
-    balancer: StepBalancer | None = None
+    capacity: Capacity | None
+    stretches: Stretches
+    balancer: StepBalancer | None
 
     def __len__(self) -> int:
         return len(self.batches)
