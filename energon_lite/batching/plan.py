@@ -161,13 +161,6 @@ class Plan(ChunkedOrder, ABC):
         """Index, among the next ``world_size`` micro-batches from a place on, of the one that a rank takes."""
         return rank
 
-    def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
-        """Counts of samples omitted from chunks ``first`` to ``stop - 1``.
-
-        The call also says that these chunks are now in use: the following ones should be planned soon.
-        """
-        return Counts()
-
     def undelivered(self, pass_number: int, place: Place) -> int:
         """Number of samples in the micro-batches of a place's chunk, from the place on, if it is not the first."""
         return 0

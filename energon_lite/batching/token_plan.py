@@ -250,6 +250,10 @@ class TokenPlan(Plan):
         return rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
+        """Counts of samples omitted from chunks ``first`` to ``stop - 1``.
+
+        The call also says that these chunks are now in use: the following ones are planned soon.
+        """
         count = self.count(pass_number)
         counts = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
         if count is None or stop < count:
