@@ -271,7 +271,7 @@ def blend_openers() -> dict[str, str]:
     """Return the functions of guests that open blends in a way of their own, by name. Table ``BLEND_OPENERS``.
 
     A value is ``module:function``, called with a :class:`~energon_lite.loading.assembly.BlendRequest`; returns an
-    :class:`~energon_lite.loading.assembly.OpenedBlend`, or None if the leaves are to be opened as usual.
+    :class:`~energon_lite.loading.metadataset_keys.OpenedBlend`, or None if the leaves are to be opened as usual.
     """
     return _merged("BLEND_OPENERS")
 

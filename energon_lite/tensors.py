@@ -1,4 +1,4 @@
-"""Functions for tensors in nested structures, and for stacking tensors of different sizes."""
+"""Functions for fields and tensors in nested structures, and for stacking tensors of different sizes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dict, a dataclass or a named tuple by name; None for other values."""
+    if isinstance(value, dict):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return dict(value._asdict()) if isinstance(value, tuple) and hasattr(value, "_asdict") else None
 
 
 def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig
 from energon_lite.cli.main import main
+from energon_lite.loading.executors.segments import SegmentReader
+from energon_lite.loading.executors.transport import receiving
 
 T = TypeVar("T")
 Parts = dict[str, bytes]
@@ -316,3 +319,10 @@ def damaged(data: st.DataObject, whole: bytes) -> bytes:
         whole: the contents, not empty.
     """
     return data.draw(_damaged(whole))
+
+
+def received(connection: Connection, segments: SegmentReader | None = None) -> Any:
+    """The next object from a pipe, as the trainer or a worker receives it."""
+    found = next(receiving(connection.fileno(), segments))
+    assert found is not None  # because the pipe blocks
+    return found[0]

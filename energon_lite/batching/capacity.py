@@ -1,7 +1,8 @@
-"""Capacity of a micro-batch: a limit and its unit, and the search for the largest one that fits."""
+"""Capacity of a micro-batch: a limit and its unit."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,50 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError, at_least_one
-
-
-def largest_fitting(
-    fits: Callable[[int], bool], *, start: int = 1024, most: int = 1 << 20, multiple: int = 1, precision: float = 0.01
-) -> int:
-    """Largest capacity that fits: double until a trial fails, then bisect.
-
-    Args:
-        fits: True if a capacity fits; if one does not fit, no larger one may.
-        start: the first capacity to try.
-        most: the largest capacity to try.
-        multiple: only multiples of this number are tried.
-        precision: the result is at most this share, or one ``multiple``, below the largest that fits.
-
-    Returns:
-        The largest tried capacity that fits; 0 if none does.
-
-    Raises:
-        UsageError: the range holds no capacity to try.
-
-    Example:
-        >>> largest_fitting(lambda capacity: capacity <= 5000, start=1000, most=100_000, precision=0.0)
-        5000
-    """
-    if multiple < 1 or start < 1 or most < multiple:
-        raise UsageError(f"there is no multiple of {multiple} from {start} to {most}", fix="give positive numbers")
-    top = most // multiple
-    good, bad = 0, None
-    probe = min(top, max(1, start // multiple))
-    while bad is None:
-        if not fits(probe * multiple):
-            bad = probe
-        elif probe == top:
-            return probe * multiple
-        else:
-            good, probe = probe, min(top, 2 * probe)
-    while bad - good > max(1, int(good * precision)):
-        probe = (good + bad) // 2
-        if fits(probe * multiple):
-            good = probe
-        else:
-            bad = probe
-    return good * multiple
-
 
 Ints = NDArray[np.int64]
 Unit = Literal["padded_tokens", "packed_tokens", "cost"]
@@ -78,8 +35,7 @@ class AttentionCost:
     alpha: int = 24_576
 
     def __post_init__(self) -> None:
-        if self.alpha < 1:
-            raise UsageError(f"alpha is {self.alpha}", fix="give the length at which attention is half of the work")
+        at_least_one("give the length at which attention is half of the work", alpha=self.alpha)
 
     def __call__(self, lengths: Ints) -> Ints:
         return lengths + lengths * lengths // self.alpha
@@ -149,7 +105,11 @@ class Capacity:
         """Length in tokens of the longest sample that fits alone."""
         if self.unit != "cost":
             return self.limit // self.multiple * self.multiple
-        return largest_fitting(lambda length: self._size(length) <= self.limit, start=1, most=_LONGEST, precision=0.0)
+        bound = 1  # doubled, because a cost may overflow far above the limit
+        while bound <= _LONGEST and self._size(bound) <= self.limit:
+            bound *= 2
+        longer = range(bound // 2 + 1, min(bound, _LONGEST + 1))
+        return bound // 2 + bisect_right(longer, self.limit, key=self._size)
 
     def _size(self, length: int) -> int:
         return int(self.sizes(np.array([length], dtype=np.int64))[0])

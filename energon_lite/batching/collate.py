@@ -12,7 +12,7 @@ import torch
 from energon_lite.errors import FatalSampleError, UnlikeError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
 from energon_lite.samples.sample import BASE_COLLATIONS
-from energon_lite.tensors import pad_stack
+from energon_lite.tensors import fields_of, pad_stack
 
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
 #: its end, to the largest of the batch. ``"list"``: the tensors stay as they are, in a list, and so do samples of
@@ -285,20 +285,28 @@ def rows_of(batch: Any, otherwise: int) -> int:
     return sizes.pop() if len(sizes) == 1 else otherwise
 
 
+def tokens_of(batch: Any) -> int:
+    """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
+    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    if tokens is None or type(tokens) is int:
+        return tokens or 0
+    if isinstance(tokens, torch.Tensor):
+        return int(tokens.sum())
+    if isinstance(tokens, (list, tuple)):
+        return sum(map(int, tokens))
+    try:
+        return int(tokens)
+    except (TypeError, ValueError):
+        return 0  # a field of the user's that happens to have this name
+
+
 def _sizes(value: Any) -> Iterator[int]:
     """Yield the first dimensions of the tensors and lists in a batch."""
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = list(value)
-    else:
-        shape = getattr(value, "shape", None)
-        if shape:
-            yield int(shape[0])
-        elif isinstance(value, (list, tuple)):
-            yield len(value)
-        return
-    for part in parts:
-        yield from _sizes(part)
+    fields = fields_of(value)
+    if fields is not None:
+        for part in fields.values():
+            yield from _sizes(part)
+    elif shape := getattr(value, "shape", None):
+        yield int(shape[0])
+    elif isinstance(value, (list, tuple)):
+        yield len(value)

@@ -212,10 +212,6 @@ class Stretches:
     sample: Ints | None = None
 
 
-#: A chunk that needs no separation.
-ONE_STRETCH = Stretches((0,))
-
-
 def plan_epochs(
     strategy: Strategy,
     lengths: Ints,

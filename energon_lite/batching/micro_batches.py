@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.errors import UsageError, counted
+from energon_lite.batching.plan import Counts
+from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain, hash_ints, mix64_array
 
 Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
@@ -20,45 +21,6 @@ _CHOICES = (
     'oversize="drop" (leave them out), "truncate" (keep their first tokens), "split" (cut them into pieces that '
     'fit, each of which is trained on) or "own_batch" (leave them whole, in a micro-batch above the capacity)'
 )
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Numbers of samples that planning dropped, truncated or split. Every omission is counted here.
-
-    Args:
-        dropped_samples: samples that are in no micro-batch.
-        dropped_tokens: tokens of these.
-        truncated_samples: samples that lost their end.
-        truncated_tokens: tokens that they lost.
-        split_samples: samples that were cut into several pieces.
-        own_batches: micro-batches above the capacity, of one sample each.
-    """
-
-    dropped_samples: int = 0
-    dropped_tokens: int = 0
-    truncated_samples: int = 0
-    truncated_tokens: int = 0
-    split_samples: int = 0
-    own_batches: int = 0
-
-    def words(self) -> list[str]:
-        """List the counts above 0, in words.
-
-        Example:
-            >>> Counts(dropped_samples=1, dropped_tokens=1200, split_samples=3).words()
-            ['1 sample dropped, with 1,200 tokens', '3 samples split']
-        """
-        pairs = (
-            (self.dropped_samples, f"dropped, with {counted(self.dropped_tokens, 'token')}"),
-            (self.truncated_samples, f"truncated, by {counted(self.truncated_tokens, 'token')}"),
-            (self.split_samples, "split"),
-            (self.own_batches, "in batches of their own, above the capacity"),
-        )
-        return [f"{counted(samples, 'sample')} {what}" for samples, what in pairs if samples]
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -332,13 +294,12 @@ def concatenate(parts: Sequence[MicroBatches], firsts: Sequence[int]) -> MicroBa
         firsts: the number of each chunk's first sample, which is added to its sample indices.
     """
     edges = np.cumsum([0, *(len(part.sample) for part in parts)])
-    return MicroBatches(
-        np.concatenate([part.sample + first for part, first in zip(parts, firsts, strict=True)]),
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.length for part in parts]),
-        np.concatenate([[0], *(part.offsets[1:] + edge for part, edge in zip(parts, edges[:-1], strict=True))]),
-        parts[0].packed,
-        parts[0].limit,
-        max(part.lateness_bound for part in parts),
-        sum((part.counts for part in parts), Counts()),
+    return replace(
+        parts[0],
+        sample=np.concatenate([part.sample + first for part, first in zip(parts, firsts, strict=True)]),
+        start=np.concatenate([part.start for part in parts]),
+        length=np.concatenate([part.length for part in parts]),
+        offsets=np.concatenate([[0], *(part.offsets[1:] + edge for part, edge in zip(parts, edges, strict=False))]),
+        lateness_bound=max(part.lateness_bound for part in parts),
+        counts=sum((part.counts for part in parts), Counts()),
     )

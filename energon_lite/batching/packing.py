@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
-from energon_lite.batching.micro_batches import Counts, MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
+from energon_lite.batching.micro_batches import MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
+from energon_lite.batching.plan import Counts
 from energon_lite.errors import UsageError, at_least_one
 
 

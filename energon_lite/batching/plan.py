@@ -18,24 +18,61 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.batching.digests import AddressList, address_hashes, sums_of_groups
-from energon_lite.errors import UsageError, at_least_one
+from energon_lite.errors import UsageError, at_least_one, counted
 from energon_lite.order.orders import Addresses, Order
 from energon_lite.order.permutation import MAX_LENGTH
 
-if TYPE_CHECKING:
-    from energon_lite.batching.micro_batches import Counts
-
 #: Position of a micro-batch in its pass: the number of its chunk and, if chunks have several, its number in the chunk.
 Place = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of samples that planning dropped, truncated or split. Every omission is counted here.
+
+    Args:
+        dropped_samples: samples that are in no micro-batch.
+        dropped_tokens: tokens of these.
+        truncated_samples: samples that lost their end.
+        truncated_tokens: tokens that they lost.
+        split_samples: samples that were cut into several pieces.
+        own_batches: micro-batches above the capacity, of one sample each.
+    """
+
+    dropped_samples: int = 0
+    dropped_tokens: int = 0
+    truncated_samples: int = 0
+    truncated_tokens: int = 0
+    split_samples: int = 0
+    own_batches: int = 0
+
+    def words(self) -> list[str]:
+        """List the counts above 0, in words.
+
+        Example:
+            >>> Counts(dropped_samples=1, dropped_tokens=1200, split_samples=3).words()
+            ['1 sample dropped, with 1,200 tokens', '3 samples split']
+        """
+        pairs = (
+            (self.dropped_samples, f"dropped, with {counted(self.dropped_tokens, 'token')}"),
+            (self.truncated_samples, f"truncated, by {counted(self.truncated_tokens, 'token')}"),
+            (self.split_samples, "split"),
+            (self.own_batches, "in batches of their own, above the capacity"),
+        )
+        return [f"{counted(samples, 'sample')} {what}" for samples, what in pairs if samples]
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
+
 
 #: Largest number of batches whose addresses are looked up at once.
 _TOGETHER = 64
@@ -123,15 +160,6 @@ class Plan(ChunkedOrder, ABC):
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
         """Index, among the next ``world_size`` micro-batches from a place on, of the one that a rank takes."""
         return rank
-
-    def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
-        """Counts of samples omitted from chunks ``first`` to ``stop - 1``.
-
-        The call also says that these chunks are now in use: the following ones should be planned soon.
-        """
-        from energon_lite.batching.micro_batches import Counts
-
-        return Counts()
 
     def undelivered(self, pass_number: int, place: Place) -> int:
         """Number of samples in the micro-batches of a place's chunk, from the place on, if it is not the first."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_digest
-from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
-from energon_lite.batching.micro_batches import Counts, MicroBatches
-from energon_lite.batching.plan import Place, Plan
+from energon_lite.batching.epochs import Stretches, plan_epochs
+from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.plan import Counts, Place, Plan
 from energon_lite.batching.steps import TOKENS, CostColumns, Lengths, StepBalancer, even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError, at_least_one
@@ -95,9 +95,9 @@ class PlannedChunk:
     batches: MicroBatches
     addresses: Addresses
     lengths: Ints
-    capacity: Capacity | None = None
-    stretches: Stretches = ONE_STRETCH
-    balancer: StepBalancer | None = None
+    capacity: Capacity | None
+    stretches: Stretches
+    balancer: StepBalancer | None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -250,6 +250,10 @@ class TokenPlan(Plan):
         return rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
+        """Counts of samples omitted from chunks ``first`` to ``stop - 1``.
+
+        The call also says that these chunks are now in use: the following ones are planned soon.
+        """
         count = self.count(pass_number)
         counts = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
         if count is None or stop < count:
@@ -291,9 +295,8 @@ class TokenPlan(Plan):
         capacity = packing_capacity(self.strategy)
         if balancer is not None and capacity is not None:
             batches = balancer.within_limits(batches, capacity, stretches.edges)
-        if self.step is None:
-            return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        batches = whole_steps(batches, self.step, capacity, stretches.sample, balancer)
+        if self.step is not None:
+            batches = whole_steps(batches, self.step, capacity, stretches.sample, balancer)
         return PlannedChunk(batches, addresses, lengths, capacity, stretches, balancer)
 
 

@@ -38,6 +38,7 @@ from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
 from energon_lite.hooks.marks import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores import CachePool, FileStore
+from energon_lite.tensors import fields_of
 
 T = TypeVar("T")
 SampleT = TypeVar("SampleT", default=Any)
@@ -266,22 +267,13 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
         return fill(result_type, generic_batch(samples, self.padding))
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dict, a dataclass or a named tuple by name."""
-    if isinstance(value, dict):
-        return dict(value)
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if hasattr(value, "_asdict"):
-        return dict(value._asdict())
-    raise UsageError(
-        f"fields cannot be copied from a {type(value).__name__}", fix="use a dataclass, a named tuple or a dict"
-    )
-
-
 def fill(cls: type, value: Any) -> Any:
     """Make an instance of ``cls`` from the fields of ``value`` with the same names."""
     given = fields_of(value)
+    if given is None:
+        raise UsageError(
+            f"fields cannot be copied from a {type(value).__name__}", fix="use a dataclass, a named tuple or a dict"
+        )
     if cls is dict:
         return given
     names: list[str] = (

@@ -10,20 +10,17 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from energon_lite.batching.plan import FixedPlan
+from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError
-from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of
+from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of, is_overridden
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.metadataset_keys import BlendSchedule, by_samples, find_schedule
+from energon_lite.loading.metadataset_keys import OpenedBlend, blend_of_leaves
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
@@ -34,6 +31,7 @@ from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from energon_lite.loading.iterators.lane_dataset import LaneDataset
     from energon_lite.loading.token_batching import TokenBatching
 
 #: Tag that separates the hashes of this purpose from those of others.
@@ -68,14 +66,10 @@ def assembled(
     config = common["worker_config"]
     common["seed"] = hash_ints(config.seed_offset, _HOOKS)
     if tokens is not None and tokens.length_column is None:
-        from energon_lite.loading.content_decided import by_encoded_tokens
-
-        return _checked(by_encoded_tokens(order, identity, chunks, tokens, **common))
+        return _checked(_by_encoded_tokens(order, identity, chunks, tokens, **common))
     hooks = hooks_of(encoder, packing=packing is not None, batched=tokens is not None or batch_size is not None)
     if tokens is None and hooks.content_decides:
-        from energon_lite.loading.content_decided import by_content
-
-        return _checked(by_content(order, identity, chunks, batch_size, packing, groups=hooks.groups, **common))
+        return _checked(_by_content(order, identity, chunks, batch_size, packing, groups=hooks.groups, **common))
     for name, value in (("chunk_size", chunks.size), ("chunk_remainder", chunks.remainder), ("lanes", chunks.lanes)):
         if value is not None:
             raise UsageError(
@@ -124,6 +118,84 @@ def _samples(dataset: SavableDataset) -> int | None:
 
 def _names(dataset: SavableDataset) -> str:
     return ", ".join(leaf.name for leaf in dataset.leaves[:3]) + (" and others" if len(dataset.leaves) > 3 else "")
+
+
+def _by_content(
+    order: Order,
+    identity: Identity,
+    chunks: Chunks,
+    batch_size: int | None,
+    buffer: int | None,
+    *,
+    groups: bool,
+    **common: Any,
+) -> LaneDataset:
+    """Return a data set whose hooks decide how many samples there are; ``buffer``: samples in a buffer of packing."""
+    from energon_lite.batching.best_fit_decreasing import PACK_VERSION
+    from energon_lite.loading.makers.sample_length import pack_selection
+
+    # With groups, the samples of a rare group would be handed over from chunk to chunk without end.
+    pushback = chunks.remainder in (None, "carry") and not groups
+    carries = pushback and batch_size is not None
+    if chunks.remainder == "carry" and not carries:
+        raise UsageError(
+            'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
+            fix='give "keep" or "drop"',
+        )
+    size = chunks.size
+    selection = None if buffer is None else pack_selection(common["task_encoder"])
+    if size is None:
+        size = default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None, carries=carries)
+    pushback = pushback and buffer is not None
+    keeps = chunks.remainder == "keep" or (chunks.remainder != "drop" and not common.get("drop_last"))
+    plan = ChunkPlan(order, batch_size, size, buffer, keep_remainder=keeps, carries=carries, pushback=pushback)
+    settings = {
+        "packing_buffer_size": buffer,
+        "chunk_size": size,
+        "chunk_remainder": "carry" if carries else "keep" if plan.keep_remainder else "drop",
+        "groups": groups,
+        **({"pushback": "carry"} if pushback else {}),
+        **({} if selection is None else {"pack_capacity": selection.capacity, "pack_version": PACK_VERSION}),
+    }
+    return _in_lanes(plan, identity, settings, chunks, **common)
+
+
+def _by_encoded_tokens(
+    order: Order, identity: Identity, chunks: Chunks, tokens: TokenBatching, **common: Any
+) -> LaneDataset:
+    """Return a data set with batches by tokens whose lengths are known after samples are encoded."""
+    from energon_lite.loading.makers.chunk_bundles import BundlesByTokens
+
+    if chunks.remainder is not None:
+        raise UsageError(
+            f"chunk_remainder={chunks.remainder!r} has no effect with batching", fix="leave out chunk_remainder"
+        )
+    encoder = common["task_encoder"]
+    if is_overridden(encoder, "batch_group_criterion"):
+        raise UsageError(
+            f"{type(encoder).__name__}.batch_group_criterion together with batching: both decide what makes up a batch",
+            fix="leave out one of them",
+        )
+    assert tokens.plan_chunk is not None  # it has a default if there is no column
+    settings = {**tokens.settings(), "length_field": tokens.length_field, "plan_chunk": tokens.plan_chunk}
+    bundler = BundlesByTokens(tokens.strategy, encoder, tokens.length_field)
+    plan = ChunkPlan(order, None, tokens.plan_chunk)
+    return _in_lanes(plan, identity, settings, chunks, bundler=bundler, **common)
+
+
+def _in_lanes(
+    plan: ChunkPlan, identity: Identity, settings: dict[str, Any], chunks: Chunks, **common: Any
+) -> LaneDataset:
+    """Return a data set that is worked on in chunks; ``settings`` decide the batches of a chunk."""
+    from energon_lite.loading.iterators.lane_cursor import check_topology
+    from energon_lite.loading.iterators.lane_dataset import LaneDataset
+
+    if chunks.lanes is not None:
+        check_topology(chunks.lanes, common["worker_config"].world_size)
+    # No rank knows the progress of other ranks' lanes, so it does not know which stages have begun: all stages count.
+    identity = identity.whole()
+    identity = replace(identity, settings={**identity.settings, **settings})
+    return LaneDataset(plan=plan, lanes=chunks.lanes, identity=identity, **common)
 
 
 #: Tag that separates the hashes of this purpose from those of others.
@@ -295,34 +367,6 @@ def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
         )
 
 
-#: Function that returns the settings of a leaf for its identity, by its number.
-Settings = Callable[[int], tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class OpenedBlend:
-    """Leaves of a blend, and the properties that its order depends on.
-
-    Args:
-        leaves: the leaves, ready for reading.
-        lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
-        multipliers: ``shuffle_over_epochs_multiplier`` of each leaf.
-        repetitions: repetitions of each leaf; empty in a blend by weight.
-        weights: share of each leaf at the start of the run.
-        schedule: the shares during the run, if they change.
-        identities: returns the identity of each leaf, given their settings.
-    """
-
-    leaves: Sequence[Leaf]
-    lengths: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    multipliers: Sequence[int | None]
-    repetitions: tuple[float, ...]
-    weights: tuple[float, ...]
-    schedule: BlendSchedule | None
-    identities: Callable[[Settings], Sequence[LeafIdentity]]
-
-
 class BlendRequest(NamedTuple):
     """Arguments of a guest that opens blends (table ``BLEND_OPENERS``).
 
@@ -341,26 +385,3 @@ class BlendRequest(NamedTuple):
     run: int | None
     window: int | None
     find: Callable[[], Sequence[LeafSpec]]
-
-
-def blend_of_leaves(
-    specs: Sequence[LeafSpec], leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]
-) -> OpenedBlend:
-    """Return the blend of open leaves.
-
-    Raises:
-        ConfigError, DataIndexError: as :func:`~energon_lite.loading.metadataset_keys.by_samples`.
-    """
-    specs = by_samples(specs, [leaf.source for leaf in leaves])
-    return OpenedBlend(
-        leaves,
-        np.array([leaf.length for leaf in leaves], dtype=np.int64),
-        np.array([leaf.key for leaf in leaves], dtype=np.uint64),
-        [spec.shuffle_over_epochs_multiplier for spec in specs],
-        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # set for all leaves or none
-        tuple(spec.weight for spec in specs),
-        find_schedule(specs),
-        lambda settings: tuple(
-            replace(identity, settings=settings(number)) for number, identity in enumerate(identities)
-        ),
-    )

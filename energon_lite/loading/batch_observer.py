@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.entry_points import load, observers
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, at_least_one
 from energon_lite.loading.executors.executor import StartMethod, WorkSeconds
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
@@ -104,8 +104,7 @@ class MetricsReports:
     every: int
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UsageError(f"metrics_every is {self.every}", fix="give a number of batches, at least 1")
+        at_least_one("give a number of batches, at least 1", metrics_every=self.every)
 
 
 @dataclass(frozen=True)

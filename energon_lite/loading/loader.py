@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import repeat
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import Self
 
+from energon_lite.batching.collate import tokens_of
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances, is_overridden
@@ -30,8 +31,8 @@ from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, Star
 from energon_lite.loading.executors.executor_handle import ExecutorHandle, PoolRequest
 from energon_lite.loading.iterators.collectives import check_place, gathered_stats
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
-from energon_lite.loading.iterators.planned_iterator import iterator_class
+from energon_lite.loading.iterators.iterator import DatasetIterator, ForLoop, OneThread, PlannedIterator, checked_steps
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.observers import SampleStore
 from energon_lite.loading.makers.outcomes import Result
@@ -146,7 +147,7 @@ class DataLoader:
         self._workers = ExecutorHandle(PoolRequest(runner, num_workers, options, work, elsewhere, identity))
         weakref.finalize(self, self._workers.close)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
-        self._dataset_iterator = iterator_class(runs)(
+        self._dataset_iterator = _iterator_class(runs)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # cursor of states; the iterator may be one batch ahead
@@ -383,16 +384,11 @@ class DataLoader:
         return f"{type(self).__name__} at {at}\n{self.dataset}"
 
 
-def tokens_of(batch: Any) -> int:
-    """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
-    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
-    if tokens is None or type(tokens) is int:
-        return tokens or 0
-    if isinstance(tokens, torch.Tensor):
-        return int(tokens.sum())
-    if isinstance(tokens, (list, tuple)):
-        return sum(map(int, tokens))
-    try:
-        return int(tokens)
-    except (TypeError, ValueError):
-        return 0  # a field of the user's that happens to have this name
+def _iterator_class(dataset: SavableDataset) -> Callable[..., DatasetIterator]:
+    """Return the class of the iterators of a data set; the modules of other kinds are not imported."""
+    kind: type[DatasetIterator] = PlannedIterator
+    if not isinstance(dataset, PlannedDataset):
+        from energon_lite.loading.iterators.lane_iterator import LaneIterator
+
+        kind = LaneIterator
+    return kind if dataset.loops is None else dataset.loops(kind)

@@ -1,13 +1,16 @@
 """Keys of metadatasets that guests handle: ``join``, joined data sets; ``aux``, the stores of files for a cooker;
 ``filter``, conditions on samples; ``weight_unit``, weights that are shares of another unit than samples; ``weight``,
-weights that change. And the numbers of a blend to show."""
+weights that change. And blends: their open leaves, and their numbers to show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
 from energon_lite.config.metadataset_document import Reference, ScheduleReader
@@ -16,6 +19,7 @@ from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import SampleFilter
@@ -237,3 +241,54 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[AnySource]) -> list[
     """
     unit = next((spec.units[0] for spec in specs if spec.units), None)
     return list(specs) if unit is None else weight_guest(unit.origin).by_samples(specs, sources)
+
+
+#: Function that returns the settings of a leaf for its identity, by its number.
+Settings = Callable[[int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class OpenedBlend:
+    """Leaves of a blend, and the properties that its order depends on.
+
+    Args:
+        leaves: the leaves, ready for reading.
+        lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
+        multipliers: ``shuffle_over_epochs_multiplier`` of each leaf.
+        repetitions: repetitions of each leaf; empty in a blend by weight.
+        weights: share of each leaf at the start of the run.
+        schedule: the shares during the run, if they change.
+        identities: returns the identity of each leaf, given their settings.
+    """
+
+    leaves: Sequence[Leaf]
+    lengths: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    multipliers: Sequence[int | None]
+    repetitions: tuple[float, ...]
+    weights: tuple[float, ...]
+    schedule: BlendSchedule | None
+    identities: Callable[[Settings], Sequence[LeafIdentity]]
+
+
+def blend_of_leaves(
+    specs: Sequence[LeafSpec], leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]
+) -> OpenedBlend:
+    """Return the blend of open leaves.
+
+    Raises:
+        ConfigError, DataIndexError: as :func:`by_samples`.
+    """
+    specs = by_samples(specs, [leaf.source for leaf in leaves])
+    return OpenedBlend(
+        leaves,
+        np.array([leaf.length for leaf in leaves], dtype=np.int64),
+        np.array([leaf.key for leaf in leaves], dtype=np.uint64),
+        [spec.shuffle_over_epochs_multiplier for spec in specs],
+        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # set for all leaves or none
+        tuple(spec.weight for spec in specs),
+        find_schedule(specs),
+        lambda settings: tuple(
+            replace(identity, settings=settings(number)) for number, identity in enumerate(identities)
+        ),
+    )

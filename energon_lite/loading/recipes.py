@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.entry_points import keyword_guests, load
-from energon_lite.errors import UsageError, did_you_mean
+from energon_lite.errors import UsageError, at_least_one, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.loading.assembly import DatasetRequest, find_specs
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -175,7 +175,7 @@ def get_train_dataset(
         >>> for batch in get_savable_loader(dataset): ...
     """
     options = _options(get_train_dataset, kwargs, task_encoder, batching, chunks, reading)
-    packing = _packing_buffer(options.encoder, packing_buffer_size, by_tokens=options.batching is not None)
+    packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
@@ -222,10 +222,9 @@ def get_val_dataset(
     ignored; subsets apply.
     """
     options = _options(get_val_dataset, kwargs, task_encoder, batching, chunks, reading)
-    packing = _packing_buffer(options.encoder, packing_buffer_size, by_tokens=options.batching is not None)
+    packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
+    at_least_one("give at least 1 batch per rank, or None", limit=limit)
     return request.in_order("val", path, run=_VAL_RUN, limit=limit)
 
 
@@ -304,14 +303,11 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
     return SavableDataLoader(dataset, **_loader_arguments(get_savable_loader, kwargs, dataset))
 
 
-def _packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
-    """Return the number of samples in a buffer of packing; None: hooks do not pack.
-
-    Args:
-        size: the size given by the user.
-        by_tokens: batches are made by tokens, so hooks do not pack unless the user gives a size, which is an error.
-    """
-    if size is not None or by_tokens or getattr(encoder, "pack_capacity", None) is None:
+def _packing_buffer(options: DatasetOptions, size: int | None) -> int | None:
+    """Return the number of samples in a buffer of packing; None: hooks do not pack. If batches are made by tokens, they
+    do not pack unless the user gives a ``size``, which is an error."""
+    encoder = options.encoder
+    if size is not None or options.batching is not None or getattr(encoder, "pack_capacity", None) is None:
         return size
     from energon_lite.loading.makers.sample_length import DEFAULT_BUFFER, pack_selection
 

@@ -21,7 +21,7 @@ import msgpack
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, did_you_mean, listed
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
-from energon_lite.loading.iterators.state import FORMAT, State, checked, is_count, kind_of
+from energon_lite.loading.iterators.state import FORMAT, State, checked, identity_of, is_count, kind_of, shown
 from energon_lite.storage.files.atomic_file import write_bytes
 
 #: Format of a file to be written, by the suffix of its name.
@@ -88,18 +88,16 @@ def find_states(value: Any, name: str) -> list[FoundState]:
         at = "".join(f"[{key!r}]" for key in place)
         try:
             checked(state)
-            _check_identity(state.get("identity"))
+            _check_identity(identity_of(state))
         except StateError as error:
             raise type(error)(error.what, where=f"{name}{at}", fix=error.fix) from None
         states.append(FoundState(f"{name}{at}", dict(state)))
     return states
 
 
-def _check_identity(identity: Any) -> None:
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    counts = [identity.get(name, 0) for name in ("leaves", "samples")] if isinstance(identity, Mapping) else []
-    is_good = all(is_count(number, 1 << 63) for number in counts)
-    if not isinstance(settings, Mapping) or not isinstance(identity.get("fingerprint"), str) or not is_good:
+def _check_identity(identity: Mapping[str, Any]) -> None:
+    has_both = isinstance(identity.get("settings"), Mapping) and isinstance(identity.get("fingerprint"), str)
+    if not has_both or not all(is_count(identity.get(name, 0), 1 << 63) for name in ("leaves", "samples")):
         raise StateError("the state is damaged: it does not say what it belongs to", fix="use another checkpoint")
 
 
@@ -264,10 +262,8 @@ def redistributed(state: State, world_size: int) -> list[State]:
 def _check_readable(name: str, state: Any) -> None:
     try:
         checked(state)
-    except StateMismatchError as error:
-        raise StateMismatchError(f"{name}: {error.what}", fix=error.fix) from None
     except StateError as error:
-        raise StateError(f"{name}: {error.what}", fix=error.fix) from None
+        raise type(error)(f"{name}: {error.what}", fix=error.fix) from None
 
 
 def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -293,8 +289,8 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     if len(runs) == 1:
         return
     most, them = max(runs, key=lambda run: len(run[1]))
-    lines = [f"    {listed(them)}: fingerprint {_fingerprint(most)}"] + [
-        f"    {listed(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
+    lines = [f"    {listed(them)}: fingerprint {identity_of(most).get('fingerprint')}"] + [
+        f"    {listed(who)}: fingerprint {identity_of(run).get('fingerprint')}; {', '.join(_differences(run, most))}"
         for run, who in runs
         if run is not most
     ]
@@ -304,17 +300,12 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     )
 
 
-def _fingerprint(run: Mapping[str, Any]) -> Any:
-    identity = run.get("identity")
-    return identity.get("fingerprint") if isinstance(identity, Mapping) else None
-
-
 def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the differences between two states, as text."""
     differences = []
     flat = [_flat(entries) for entries in (run, other)]
     for name in sorted({*flat[0], *flat[1]} - {"fingerprint"}):
-        here, there = (_short(entries[name]) if name in entries else "not set" for entries in flat)
+        here, there = (shown(entries[name], 60) if name in entries else "not set" for entries in flat)
         if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]:
             differences.append(f"{name}: {here}, elsewhere {there}")
     return differences[:5] or ["they are different"]
@@ -322,16 +313,10 @@ def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a state, of its identity and of the settings in it as one dict."""
-    identity = run.get("identity")
-    identity = dict(identity) if isinstance(identity, Mapping) else {}
+    identity = dict(identity_of(run))
     settings = identity.pop("settings", {})
     rest = {name: value for name, value in run.items() if name != "identity"}
     return rest | identity | (dict(settings) if isinstance(settings, Mapping) else {})
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Copies of nested structures with other tensors in them."""
+"""Copies of nested structures with other tensors in them, and the fields of what can be in such a structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import Batch, edataclass
-from energon_lite.tensors import map_tensors
+from energon_lite.tensors import fields_of, map_tensors
 
 Pair = namedtuple("Pair", "left right")
 
@@ -104,3 +104,11 @@ def test_a_batch_moves_with_all_that_is_in_it() -> None:
     assert {tensor.device.type for tensor in (moved.image, *moved.boxes)} == {"meta"}
     assert (moved.__key__, moved.__restore_key__) == (["a"], ("batch", 0, 0))
     assert batch.image.device.type == "cpu"
+
+
+def test_fields_of_what_has_some() -> None:
+    half = Counted(1)
+    del half.copies  # its class has a default
+    assert fields_of({"a": 1}) == {"a": 1} and fields_of(Pair(1, 2)) == {"left": 1, "right": 2}
+    assert fields_of(Frozen(1)) == {"inner": 1} and fields_of(half) == {"inner": 1, "copies": 0}
+    assert [fields_of(value) for value in (Frozen, Pair, [1], (1,), "text", None)] == [None] * 6

@@ -1,4 +1,5 @@
-"""One trial of ``energon-lite profile``: real steps with one capacity, in a separate process.
+"""Trials of ``energon-lite profile``: real steps with one capacity, in a separate process; and the search for the
+largest capacity that fits.
 
 The process is separate because remains of an earlier trial (cached blocks, fragments, a partly built optimizer) would
 be counted, and because running out of memory may end the process.
@@ -208,3 +209,46 @@ def _main(trial: str, result: str) -> None:
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])
+
+
+def largest_fitting(
+    fits: Callable[[int], bool], *, start: int = 1024, most: int = 1 << 20, multiple: int = 1, precision: float = 0.01
+) -> int:
+    """Largest capacity that fits: double until a trial fails, then bisect.
+
+    Args:
+        fits: True if a capacity fits; if one does not fit, no larger one may.
+        start: the first capacity to try.
+        most: the largest capacity to try.
+        multiple: only multiples of this number are tried.
+        precision: the result is at most this share, or one ``multiple``, below the largest that fits.
+
+    Returns:
+        The largest tried capacity that fits; 0 if none does.
+
+    Raises:
+        UsageError: the range holds no capacity to try.
+
+    Example:
+        >>> largest_fitting(lambda capacity: capacity <= 5000, start=1000, most=100_000, precision=0.0)
+        5000
+    """
+    if multiple < 1 or start < 1 or most < multiple:
+        raise UsageError(f"there is no multiple of {multiple} from {start} to {most}", fix="give positive numbers")
+    top = most // multiple
+    good, bad = 0, None
+    probe = min(top, max(1, start // multiple))
+    while bad is None:
+        if not fits(probe * multiple):
+            bad = probe
+        elif probe == top:
+            return probe * multiple
+        else:
+            good, probe = probe, min(top, 2 * probe)
+    while bad - good > max(1, int(good * precision)):
+        probe = (good + bad) // 2
+        if fits(probe * multiple):
+            good = probe
+        else:
+            bad = probe
+    return good * multiple

@@ -9,10 +9,9 @@ from typing import Any
 import click
 import numpy as np
 
-from energon_lite.batching.capacity import largest_fitting
 from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, run_trial
+from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, largest_fitting, run_trial
 from energon_lite.extras.balance.cost_fit import (
     CostFit,
     fit_costs,

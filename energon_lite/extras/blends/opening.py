@@ -12,9 +12,9 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.extras.blends.blend_file import BlendFile, KnownBlend, fits_table, keyed
 from energon_lite.extras.blends.leaf_table import LeafIdentities, LeafOpener, LeafTable
-from energon_lite.loading.assembly import BlendRequest, OpenedBlend
+from energon_lite.loading.assembly import BlendRequest
 from energon_lite.loading.leaves import PathOrDict
-from energon_lite.loading.metadataset_keys import find_schedule
+from energon_lite.loading.metadataset_keys import OpenedBlend, find_schedule
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.trust import trusts
 

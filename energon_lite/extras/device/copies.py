@@ -23,7 +23,7 @@ from energon_lite.hooks.hooks import hook_of
 from energon_lite.hooks.marks import restores_seeds
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.executor import WorkSeconds
-from energon_lite.loading.makers.hook_errors import note_where, returned_nothing, wrong_result
+from energon_lite.loading.makers.hook_errors import check_result, note_where
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.order.hashing import HashDomain
@@ -167,10 +167,7 @@ class DeviceHook:
             except Exception as error:
                 note_where(error, _HOOK, whose)
                 raise
-        if made is None:
-            raise returned_nothing(_HOOK, hook, whose=whose)
-        if (wrong := wrong_result(made, _HOOK, hook, whose)) is not None:
-            raise wrong
+        check_result(made, _HOOK, hook, whose)
         return made
 
     @contextmanager

@@ -21,7 +21,7 @@ from energon_lite import SavableDataLoader, WorkerConfig
 from energon_lite.batching import PackedBatch, PaddedBatch
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks import common_state
-from energon_lite.hooks.base import fields_of
+from energon_lite.tensors import fields_of
 
 __all__ = ["IGNORED", "LoaderRequest", "MakeLoader", "TitanLoader", "data_loader", "model_inputs"]
 
@@ -73,7 +73,7 @@ class _Constants(dict[str, Any]):
 
 def _named(batch: Any) -> tuple[dict[str, Any], bool]:
     """Return the fields of a batch by torchtitan's names, and whether it has no samples."""
-    fields = dict(batch) if isinstance(batch, Mapping) else fields_of(batch) if dataclasses.is_dataclass(batch) else {}
+    fields = dict(batch) if isinstance(batch, Mapping) else fields_of(batch) or {}
     keys = fields.get("__key__")
     if isinstance(batch, PackedBatch | PaddedBatch):
         rows = {name: fields[name] for name in ("tokens", "labels", "position_ids", "loss_mask")}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers.host_load import HostLoad
-from energon_lite.loading.executors.channels import Channel, WakingChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
+from energon_lite.loading.executors.transport import Channel, WakingChannel
 from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, fewest_jobs
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.outcomes import Result

@@ -21,9 +21,8 @@ import numpy as np
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers.described import RayWorkers, connect_to_ray
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
-from energon_lite.loading.executors.channels import WakingChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
-from energon_lite.loading.executors.transport import Message, pack, unpack
+from energon_lite.loading.executors.transport import Message, WakingChannel, pack, unpack
 from energon_lite.loading.executors.worker_process import TrainerEnd, run_jobs
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner

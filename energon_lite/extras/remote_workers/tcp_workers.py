@@ -25,9 +25,9 @@ from energon_lite.extras.remote_workers.handshake import RefusedError
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
 from energon_lite.extras.remote_workers.receiver import PLACE, Orders, Report
 from energon_lite.extras.remote_workers.run_card import run_card
-from energon_lite.loading.executors.channels import PipeChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.segments import SegmentReader, Segments
+from energon_lite.loading.executors.transport import PipeChannel
 from energon_lite.loading.executors.worker_handle import trainer_ends
 
 logger = logging.getLogger(__name__)

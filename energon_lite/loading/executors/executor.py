@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from operator import sub
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from energon_lite.errors import UsageError, check_choice
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError, at_least_one, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -55,15 +59,13 @@ class PoolOptions:
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
             check_choice(name, getattr(self, name), get_args(kind))
-        if self.prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {self.prefetch_factor}", fix="give at least 1")
+        at_least_one(prefetch_factor=self.prefetch_factor)
         if self.start_method == "thread" and self.on_timeout == "replace":
             raise UsageError(
                 "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",
                 fix="use processes, or on_timeout='raise'",
             )
-        if self.max_bytes_in_flight < 1:
-            raise UsageError(f"max_bytes_in_flight is {self.max_bytes_in_flight}", fix="give a number of bytes")
+        at_least_one("give a number of bytes", max_bytes_in_flight=self.max_bytes_in_flight)
 
 
 #: Stages of a job, see :func:`~energon_lite.loading.makers.observers.stage_of`; "other" is time outside of them.
@@ -77,7 +79,7 @@ class WorkSum(NamedTuple):
         busy: seconds in which workers made batches.
         timed: the part of ``busy`` that is covered by timed jobs: all jobs but the last ones.
         cpu: the part of ``timed`` in which the worker used the CPU.
-        stages: seconds of ``timed``, by stage.
+        stages: seconds of ``timed``, by stage, ``[stages]``.
         sent: seconds in which workers packed and sent results.
         received: seconds in which the trainer process received results, and began to copy them to the device.
     """
@@ -85,26 +87,18 @@ class WorkSum(NamedTuple):
     busy: float = 0.0
     timed: float = 0.0
     cpu: float = 0.0
-    stages: tuple[float, ...] = (0.0,) * len(STAGES)
+    stages: NDArray[np.float64] = np.zeros(len(STAGES))
     sent: float = 0.0
     received: float = 0.0
 
     def since(self, before: WorkSum) -> WorkSum:
         """Return the difference from an earlier moment."""
-        stages = tuple(now - then for now, then in zip(self.stages, before.stages, strict=True))
-        return WorkSum(
-            self.busy - before.busy,
-            self.timed - before.timed,
-            self.cpu - before.cpu,
-            stages,
-            self.sent - before.sent,
-            self.received - before.received,
-        )
+        return WorkSum(*map(sub, self, before))
 
     def by_stage(self) -> dict[str, float]:
         """Return the seconds of all jobs by stage, extrapolated from the timed jobs."""
         scale = self.busy / self.timed if self.timed > 0 else 0.0
-        return {stage: seconds * scale for stage, seconds in zip(STAGES, self.stages, strict=True)}
+        return dict(zip(STAGES, (self.stages * scale).tolist(), strict=True))
 
 
 class WorkSeconds:
@@ -139,7 +133,7 @@ class WorkSeconds:
         for (stage, _), seconds in list(self._steps.items()):  # another thread may add some meanwhile
             stages[stage] += seconds
         stages["other"] = max(0.0, self._timed - sum(stages.values()))
-        return WorkSum(self.busy, self._timed, self._cpu, tuple(stages.values()), self._sent, self.received)
+        return WorkSum(self.busy, self._timed, self._cpu, np.array([*stages.values()]), self._sent, self.received)
 
     def by_leaf(self) -> list[dict[str, float | str]]:
         """Return the seconds of each leaf with timed jobs: ``read``, ``decode`` and ``hooks`` (of single samples)."""

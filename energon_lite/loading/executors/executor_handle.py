@@ -173,19 +173,14 @@ class ExecutorHandle:
         """Return the part of the loader's :meth:`~energon_lite.DataLoader.stats` that is about the workers."""
         load = self.load(alone)
         work = self.work.sum()
-        reads = self.work.reads
+        reads = self.work.reads._asdict()
         return {
             "queue": load._asdict(),
             "worker_deaths": self.worker_deaths,
             "stage_seconds": work.by_stage() | {"transfer": work.sent + work.received},
             "dataset_seconds": self.work.by_leaf(),
-            "bytes_read": reads.bytes_read,
-            "cache": {
-                "memory_hits": reads.memory_hits,
-                "folder_hits": reads.folder_hits,
-                "stored_samples": reads.stored_samples,
-                "requests": reads.requests,
-            },
+            "bytes_read": reads["bytes_read"],
+            "cache": {name: reads[name] for name in ("memory_hits", "folder_hits", "stored_samples", "requests")},
         }
 
     def executor(self) -> Executor:

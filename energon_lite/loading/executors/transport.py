@@ -1,4 +1,5 @@
-"""Transfer of objects between processes: pickle for the structure, raw memory for tensors and arrays.
+"""Transfer of objects between processes: pickle for the structure, raw memory for tensors and arrays; and channels, the
+trainer's ends of the ways to its workers.
 
 Worker and trainer are the same program, so pickle is safe here (states and data sets are never pickled). Tensors are
 not pickled: their memory is sent unchanged, and the receiver's tensors refer to the message that it received. Large
@@ -7,7 +8,6 @@ messages are in shared memory (:mod:`energon_lite.loading.executors.segments`), 
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import io
 import itertools
@@ -15,11 +15,13 @@ import os
 import pickle
 import socket
 import struct
-import sys
 import termios
 from array import array
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -30,6 +32,7 @@ from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
 from energon_lite.hooks import place_of
 from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
 from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.tensors import fields_of
 
 #: Alignment of the parts of a message, in bytes.
 _ALIGNMENT = 64
@@ -113,20 +116,6 @@ def led(message: Message, segment: int | None = None) -> Message:
     return [memoryview(lead), *(message if segment is None else ())]
 
 
-def receive(connection: Connection, segments: SegmentReader | None = None) -> tuple[Any, int]:
-    """Return the next object from a connection, and its size in bytes; its tensors share the received memory.
-
-    Args:
-        segments: segments that the other side uses for large messages.
-
-    Raises:
-        EOFError, OSError: the other side has closed the pipe.
-    """
-    received = next(receiving(connection.fileno(), segments))
-    assert received is not None  # because the pipe blocks
-    return received
-
-
 class WholeMessages:
     """Check for a complete message, which can be received without waiting.
 
@@ -152,8 +141,17 @@ class WholeMessages:
         return here[0] >= 16 + int(size)
 
 
-def receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:
-    """Yield the objects that come through a pipe, with their sizes; None: the next one is not complete yet."""
+def receiving(descriptor: int, segments: SegmentReader | None = None) -> Iterator[tuple[Any, int] | None]:
+    """Yield the objects that come through a pipe, with their sizes in bytes; their tensors share the received memory.
+    None: the pipe does not block, and the next object is not complete yet.
+
+    Args:
+        descriptor: this end of the pipe.
+        segments: segments that the other side uses for large messages.
+
+    Raises:
+        EOFError, OSError: the other side has closed the pipe.
+    """
     while True:
         yield (yield from _receive_one(descriptor, segments))
 
@@ -186,6 +184,124 @@ def _fill(memory: memoryview, descriptor: int) -> Iterator[None]:
 def _memory(size: int) -> memoryview:
     """Return ``size`` bytes of uninitialised memory."""
     return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
+
+
+class Channel:
+    """The trainer's end of the way to a worker: neither sending nor receiving ever waits for the worker."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when answers have come, or when the worker has ended."""
+        raise NotImplementedError
+
+    @property
+    def is_full(self) -> bool:
+        """True if data cannot be sent before the worker has read what was sent earlier."""
+        return False
+
+    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
+        """Send jobs with their tickets, or as much of them as the way takes; :meth:`flush` sends the rest.
+
+        Args:
+            noted: note each step before it begins, because a worker died, or hung, in this job before.
+
+        Raises:
+            OSError: the worker has ended.
+        """
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send the rest of earlier messages, as far as the way takes it.
+
+        Raises:
+            OSError: the worker has ended.
+        """
+
+    def receive(self) -> tuple[Any, int] | None:
+        """Return the next message and its size in bytes; None: it is not complete yet. A message has answers, the
+        seconds that they took, and a list of times.
+
+        Raises:
+            EOFError, OSError: the worker has ended.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the way; the worker then ends."""
+        raise NotImplementedError
+
+
+class PipeChannel(Channel):
+    """Channel to a process, through a pipe.
+
+    Args:
+        connection: the end of the pipe, or one of a pair of sockets; it is made non-blocking.
+        segments: segments that the worker uses for large messages.
+    """
+
+    def __init__(self, connection: Connection | socket.socket, segments: SegmentReader):
+        os.set_blocking(connection.fileno(), False)
+        self._connection = connection
+        self._segments = segments
+        self._unsent: Message = []
+        self._received = receiving(connection.fileno(), segments)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
+        self._unsent += led(pack((jobs, self._segments.take_released(), noted)))
+        self.flush()
+
+    def flush(self) -> None:
+        write(self.fileno(), self._unsent)
+
+    def receive(self) -> tuple[Any, int] | None:
+        return next(self._received)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._segments.close()
+
+
+class WakingChannel(Channel):
+    """Channel whose answers another thread of this process puts into a queue; a pipe wakes the trainer, which polls."""
+
+    def __init__(self) -> None:
+        # The writing end is never closed: its descriptor must not be reused while a thread may still write.
+        self._connection, self._writer = Pipe(duplex=False)
+        os.set_blocking(self.fileno(), False)
+        self._answers: deque[tuple[Any, int]] = deque()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def receive(self) -> tuple[Any, int] | None:
+        with suppress(BlockingIOError):
+            os.read(self.fileno(), 1 << 16)  # an answer is in the queue before its byte is in the pipe
+        return self._answers.popleft() if self._answers else None
+
+    def put(self, message: Any, size: int) -> None:
+        """Hand a message and its size in bytes to the trainer; called by the other thread."""
+        self._answers.append((message, size))
+        self.wake()
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the trainer has closed the channel."""
+        return self._connection.closed
+
+    def close(self) -> None:
+        self.wake()
+        self._connection.close()
+
+    def wake(self) -> None:
+        """Have the trainer look."""
+        with suppress(BrokenPipeError):  # the pool is closed
+            os.write(self._writer.fileno(), b"\0")
 
 
 #: Largest number of samples that a message names.
@@ -245,17 +361,6 @@ def raise_unpicklable(encoder: Any, method: str, error: BaseException) -> NoRetu
     ) from None
 
 
-def raise_of_worker(error: BaseException) -> NoReturn:
-    """Raise an error that a worker sent, with its traceback in the worker.
-
-    Raises:
-        BaseException: always.
-    """
-    if sys.version_info < (3, 11) and (notes := getattr(error, "__notes__", None)):  # Python 3.10 shows no notes
-        raise error from RuntimeError("\n" + "\n".join(notes))
-    raise error
-
-
 def _culprit(dumps: Callable[[Any], Any], value: Any, path: str, depth: int) -> tuple[str, Any]:
     """Return the innermost part of a value that cannot be pickled, with its path."""
     for name, part in _parts(value) if depth else ():
@@ -269,12 +374,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         yield from ((f"[{place}]", part) for place, part in enumerate(value))
-    elif isinstance(value, tuple):
-        yield from ((f".{name}", part) for name, part in zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
+    else:
+        own = fields_of(value)
+        if own is None and not isinstance(value, (type, torch.Tensor)) and not callable(value):
+            own = getattr(value, "__dict__", None)
+        yield from ((f".{name}", part) for name, part in (own or {}).items())
 
 
 def _fails(dumps: Callable[[Any], Any], value: Any) -> bool:

@@ -23,8 +23,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors.channels import Channel, PipeChannel, WakingChannel
 from energon_lite.loading.executors.segments import SegmentReader, Segments, WorkerCrashLog
+from energon_lite.loading.executors.transport import Channel, PipeChannel, WakingChannel
 from energon_lite.loading.executors.worker_process import (
     SERVER_FOLDER,
     STOP_SIGNALS,
@@ -125,33 +125,24 @@ class LocalHandle(WorkerHandle):
         self.process.start()
 
 
-def local_handle(
-    method: str, number: int, runner: JobRunner, segments: int, *, trace: bool, peers: int
-) -> ProcessHandle | ThreadHandle:
-    """Return the handle of a worker that is not started yet.
+class ProcessHandle(LocalHandle):
+    """Handle of a worker that is a process.
 
     Args:
-        method: start method: fork, forkserver, spawn; or thread.
+        method: start method: fork, forkserver or spawn.
+        segments: number of large results that may be in shared memory at the same time.
         number: number of the worker in its pool.
         runner: runner of a job.
-        segments: number of large results that may be in shared memory at the same time.
         trace: time the stages of each batch.
         peers: number of workers of this rank.
     """
-    if method == "thread":
-        return ThreadHandle(number, runner, trace, peers)
-    return ProcessHandle(get_context(method), number, runner, segments, trace, peers)
 
-
-class ProcessHandle(LocalHandle):
-    """Handle of a worker that is a process."""
-
-    def __init__(self, context: BaseContext, number: int, runner: JobRunner, segments: int, trace: bool, peers: int):
+    def __init__(self, method: str, segments: int, number: int, runner: JobRunner, trace: bool, peers: int):
+        context = get_context(method)
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
         self._notes = WorkerCrashLog()
         channel = PipeChannel(ours, SegmentReader(memory))
-        method = context.get_start_method()
         if method == "forkserver":
             _prepare_server(context)
         inherited = [*trainer_ends, ours] if method == "fork" else []
@@ -254,7 +245,7 @@ def check_threads(runner: JobRunner) -> None:
 
 
 class ThreadHandle(LocalHandle):
-    """Handle of a worker that is a thread; all of them share the hooks."""
+    """Handle of a worker that is a thread; all of them share the hooks. Arguments as for :class:`ProcessHandle`."""
 
     def __init__(self, number: int, runner: JobRunner, trace: bool, peers: int):
         channel = _ThreadChannel()

@@ -18,15 +18,17 @@ from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, Load, PoolOptions, WorkSeconds
-from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
+from energon_lite.loading.executors.transport import raise_unpicklable
 from energon_lite.loading.executors.worker_handle import (
+    ProcessHandle,
+    ThreadHandle,
     WorkerHandle,
     end_workers,
     fewest_jobs,
     kill_workers,
-    local_handle,
 )
 from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.hook_errors import raise_of_worker
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
@@ -202,10 +204,9 @@ class WorkerPool(Executor):
     def _start(self, number: int) -> None:
         """Start a worker. It is stored before it is started, so that it is known even after an interrupt."""
         method = self._options.start_method
+        work = number, self._runner, self._options.trace, self._num_workers
         segments = self._base_depth + _WITH_USER
-        worker = local_handle(
-            method, number, self._runner, segments, trace=self._options.trace, peers=self._num_workers
-        )
+        worker = ThreadHandle(*work) if method == "thread" else ProcessHandle(method, segments, *work)
         self._workers[number : number + 1] = [worker]
         try:
             worker.start()
@@ -274,14 +275,10 @@ class WorkerPool(Executor):
 
     def _has_room(self, ticket: int, taken: int) -> bool:
         """Return whether there is memory for the result of one more job, after the running ones and ``taken`` ones."""
-        at_work = self._running() + taken
+        at_work = sum(len(worker.tickets) for worker in self._workers) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
         return needed or expected <= self._options.max_bytes_in_flight
-
-    def _running(self) -> int:
-        """Return the number of jobs that workers have."""
-        return sum(len(worker.tickets) for worker in self._workers)
 
     def _collect(self, timeout: float | None) -> bool:
         """Wait for an event and take the answers that have come; return False if the time ran out."""

@@ -25,9 +25,17 @@ from typing import Any, Protocol
 
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
-from energon_lite.loading.executors.channels import Channel
 from energon_lite.loading.executors.segments import Segments, SegmentWriter, WorkerCrashLog
-from energon_lite.loading.executors.transport import Message, WholeMessages, pack, receive, send, unpack, unsendable
+from energon_lite.loading.executors.transport import (
+    Channel,
+    Message,
+    WholeMessages,
+    pack,
+    receiving,
+    send,
+    unpack,
+    unsendable,
+)
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -276,6 +284,7 @@ class _Pipe:
 
     def __init__(self, connection: Connection, segments: Segments, runner: JobRunner):
         self._connection = connection
+        self._received = receiving(connection.fileno())
         self._writer = SegmentWriter(segments)
         self._runner = runner
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
@@ -286,7 +295,9 @@ class _Pipe:
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
         while not self._here or (self._peek is not None and self._peek.is_one_here()):
             # The message also has the segments that the trainer has released.
-            (jobs, released, observe), _ = receive(self._connection)
+            received = next(self._received)
+            assert received is not None  # because the pipe blocks
+            jobs, released, observe = received[0]
             self._writer.release(released)
             self._here.append((jobs, observe))
             if self._peek is not None and not observe:

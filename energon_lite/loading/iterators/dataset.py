@@ -20,7 +20,6 @@ from typing_extensions import Self
 
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.state import CursorFields, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
@@ -176,8 +175,9 @@ class SavableDataset:
         rebase: the blend begins in the middle of a run that had another blend before.
         limit: largest number of steps in a pass, with the world size at its beginning; None: no limit.
         drop_last: a pass ends with the last step in which every rank has a micro-batch.
-        loops: makes the iterators of its loaders, given the class of its own iterators, with loops around its loops;
-            None: a loop is a pass, or ``loop_length`` steps.
+        loops: makes the :class:`~energon_lite.loading.iterators.iterator.DatasetIterator` of each of its loaders, with
+            loops around its loops, given the class of its own iterators; None: a loop is a pass, or ``loop_length``
+            steps.
         once: there is a single pass, and ranks do not wait for each other: a rank gets no batches without samples,
             and ends when it has no samples left.
     """
@@ -197,7 +197,7 @@ class SavableDataset:
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
-    loops: Callable[[type[DatasetIterator]], Callable[..., DatasetIterator]] | None = None
+    loops: Callable[[type[Any]], Callable[..., Any]] | None = None
     once: bool = False
 
     @property

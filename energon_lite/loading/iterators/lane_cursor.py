@@ -140,11 +140,8 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
     if not isinstance(row, (list, tuple)) or len(row) < 3:
         raise damaged("a lane", row)
     lane, chunk, place, *tails = row
-    if not (is_count(lane, lanes) and is_count(chunk, MAX_CHUNK) and chunk % lanes == lane):
-        raise damaged("a lane", row)
-    if not _is_place(place) or not all(isinstance(tail, (list, tuple)) and _is_place(tail[1:]) for tail in tails):
-        raise damaged("a lane", row)
-    if not all(tail and _is_whole(tail[0]) and tail[0] for tail in tails):
+    is_chunk = is_count(lane, lanes) and is_count(chunk, MAX_CHUNK) and chunk % lanes == lane
+    if not (is_chunk and _is_place(place) and all(map(_is_tail, tails))):
         raise damaged("a lane", row)
     ends = [Tail(chunk - before * lanes, ChunkPlace(*numbers)) for before, *numbers in tails]
     tails_and_begins = tuple(end for end in ends if end.chunk < chunk), tuple(end for end in ends if end.chunk > chunk)
@@ -158,6 +155,13 @@ def _is_place(value: Any) -> bool:
     if not isinstance(value, (list, tuple)) or len(value) > len(START):
         return False
     return all(map(_is_whole, value[:1])) and all(is_count(number, MAX_BATCH) for number in value[1:])
+
+
+def _is_tail(value: Any) -> bool:
+    """Return whether a value is a list of a distance, which is not 0, and a place's numbers."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return _is_whole(value[0]) and value[0] != 0 and _is_place(value[1:])
 
 
 def _is_whole(value: Any) -> bool:

@@ -26,7 +26,7 @@ from energon_lite.loading.iterators.state import (
     damaged,
     saved_batch_size,
 )
-from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
+from energon_lite.loading.makers.chunk_bundles import BundlesByTokens
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
 
@@ -39,12 +39,12 @@ class LaneDataset(SavableDataset):
         plan: assignment of samples to chunks.
         lanes: number of lanes that the chunks are dealt to; None: the number given by
             :func:`~energon_lite.batching.plan.default_lanes` for the world size at the beginning of the run.
-        bundling: settings for making batches by the lengths of encoded samples; None: batches are not made by length.
+        bundler: rule for batches by the lengths of encoded samples; None: batches are not made by length.
     """
 
     plan: ChunkPlan
     lanes: int | None = None
-    bundling: TokenBundling | None = None
+    bundler: BundlesByTokens | None = None
 
     def runner(self) -> ChunkRunner:
         """Return the runner that runs this data set's jobs."""
@@ -56,7 +56,7 @@ class LaneDataset(SavableDataset):
             packing_buffer_size=self.plan.packing_buffer_size,
             keep_remainder=self.plan.keep_remainder,
             error_handler=self.worker_config.global_error_handler,
-            bundler=None if self.bundling is None else BundlesByTokens(self.bundling, self.task_encoder),
+            bundler=self.bundler,
         )
 
     @cached_property
@@ -64,7 +64,7 @@ class LaneDataset(SavableDataset):
         """The hooks that are in use."""
         packing = self.plan.packing_buffer_size is not None
         batched = self.plan.batch_size is not None
-        return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
+        return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundler is not None)
 
     def stride(self, lanes: int) -> int:
         """Return the distance in chunks to the chunk that gets a chunk's remainder; 0: nothing is handed over."""
@@ -225,5 +225,5 @@ class LaneDataset(SavableDataset):
 
     def __str__(self) -> str:
         lanes = self.lanes or default_lanes(self.worker_config.world_size)
-        by = "" if self.bundling is None else f"batches by {describe(self.bundling.strategy)}, "
+        by = "" if self.bundler is None else f"batches by {describe(self.bundler.strategy)}, "
         return self.describe(f"{by}chunks of {counted(self.plan.chunk, 'sample')}, {lanes} lanes")

@@ -201,7 +201,7 @@ class LaneIterator(DatasetIterator):
             self._is_fed = False
             executor = self._workers.executor()
             ahead = max(1, self._prefetch_factor - 1) * self._config.num_workers
-            self.feed = LanePrefetcher(executor, self.dataset, ahead=ahead, check=self._report.check)
+            self.feed = LanePrefetcher(executor, ahead=ahead, check=self._report.check)
         if not self._is_fed:
             self.feed.start(self.dataset, self.cursor)
             self._is_fed = True
@@ -224,7 +224,7 @@ class LaneIterator(DatasetIterator):
     # -- the state ------------------------------------------------------------------------------------------------
 
     def planned_counts(self) -> dict[str, int] | None:
-        if self.dataset.bundling is None:
+        if self.dataset.bundler is None:
             return None
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
 

@@ -38,30 +38,20 @@ class LanePrefetcher:
 
     Args:
         executor: executor of the jobs.
-        dataset: data set of the chunks.
         ahead: chunks that are submitted before their turn, at least one for each lane; 0: none.
         check: called with the outcomes of samples at a chunk's end that got into no batch; it may raise.
     """
 
-    def __init__(
-        self, executor: Executor, dataset: LaneDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
-    ):
+    def __init__(self, executor: Executor, *, ahead: int, check: Callable[[Sequence[Outcome]], None]):
         self._executor = executor
-        self._dataset = dataset
         self._ahead = ahead
         self._check = check
-        self._patience = dataset.task_encoder.failure_tolerance
-        self._lanes = 1
-        self._pass = 0
-        self._stride = 0
-        self._count: int | None = None
-        self._streams: dict[int, _Stream] = {}
-        self._barren = 0
 
     def start(self, dataset: LaneDataset, cursor: LaneCursor) -> None:
-        """Start, or restart, at a cursor."""
+        """Start, or restart, at a cursor. Nothing else works before."""
         self._executor.cancel()
         self._dataset = dataset
+        self._patience = dataset.task_encoder.failure_tolerance
         self._lanes = cursor.lanes
         self._pass = cursor.pass_number
         self._stride = dataset.stride(cursor.lanes)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from typing_extensions import Self
-
 from energon_lite.batching.plan import FixedPlan, Place, Plan
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.loading.iterators.dataset import Identity, SavableDataset
@@ -154,24 +152,18 @@ class PlannedDataset(SavableDataset):
             StateError: not a state, a damaged one, or one of a format that this version does not know.
             StateMismatchError: a state of other data, another configuration or another order; says what differs.
         """
-        before = self.as_saved(state)
-        return self._cursor(state) if before is self else self.resized(before._cursor(state), before)
-
-    def as_saved(self, state: State) -> Self:
-        """Return this data set with the micro-batch size of a state, if nothing else differs; else this data set."""
         checked(state, "planned")
         size = saved_batch_size(state)
-        if type(self.plan) is not FixedPlan or size == self.plan.batch_size:
-            return self
-        settings = {**self.identity.settings, BATCH_SIZE: size}
-        plan = replace(self.plan, batch_size=size)
-        identity = replace(self.identity, settings=settings)
-        before = replace(self, plan=plan, identity=identity)
-        try:
-            before._cursor(state)
-        except StateMismatchError:
-            return self  # its check reports all differences
-        return before
+        if type(self.plan) is FixedPlan and size != self.plan.batch_size:
+            identity = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})
+            before = replace(self, plan=replace(self.plan, batch_size=size), identity=identity)
+            try:
+                saved = before._cursor(state)
+            except StateMismatchError:
+                pass  # more than the size differs; the check below reports all of it
+            else:
+                return self.resized(saved, before)
+        return self._cursor(state)
 
     def resized(self, cursor: PlanCursor, before: PlannedDataset, *, give_up: bool = False) -> PlanCursor:
         """Convert a cursor of the same data set with another micro-batch size.
@@ -241,18 +233,15 @@ class PlannedDataset(SavableDataset):
             if self.plan.rows is None:
                 return self._estimated_steps(samples)
             return -(-samples // (self.plan.rows * world))
-        if self.plan.rows is None:
-            if pass_number not in self._planned_steps:
-                self._planned_steps[pass_number] = self._steps(pass_number)
-            return self._planned_steps[pass_number]
-        if self.once:
+        if self.plan.rows is not None and self.once:
             return -((self.worker_config.rank - count) // world)
-        steps = count // world if self.drop_last else -(-count // world)
-        return steps if self.limit is None else min(steps, self.limit)
+        if pass_number not in self._planned_steps:
+            self._planned_steps[pass_number] = self._steps(pass_number)
+        return self._planned_steps[pass_number]
 
     @cached_property
     def _planned_steps(self) -> dict[int, int]:
-        """Steps of the passes that were planned to count them, by pass number."""
+        """Steps of the passes that were counted, by pass number."""
         return {}
 
     def _estimated_steps(self, samples: int) -> int:

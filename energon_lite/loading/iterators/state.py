@@ -106,6 +106,12 @@ def kind_of(state: Any) -> Any:
     return state.get("kind") if isinstance(state, Mapping) else None
 
 
+def identity_of(state: Any) -> Mapping[str, Any]:
+    """Return the identity that a state declares, unchecked; empty if there is none."""
+    identity = state.get("identity") if isinstance(state, Mapping) else None
+    return identity if isinstance(identity, Mapping) else {}
+
+
 def checked(state: Any, kind: str | None = None) -> CursorFields:
     """Check a state, except its identity and the entries that only its kind has.
 
@@ -120,7 +126,7 @@ def checked(state: Any, kind: str | None = None) -> CursorFields:
     name = state.get("format") if isinstance(state, Mapping) else None
     if not isinstance(name, str) or name != FORMAT:
         raise StateError(
-            f"this is not a loader state: a {type(state).__name__}, {_shown(state, 60)}",
+            f"this is not a loader state: a {type(state).__name__}, {shown(state, 60)}",
             fix="give what save_state_rank or save_state_global returned",
         )
     _check_plain(state)
@@ -181,7 +187,7 @@ def is_count(value: Any, limit: int) -> bool:
 
 def damaged(name: str, value: Any) -> StateError:
     """Return the error for an invalid entry of a state."""
-    return StateError(f"the state is damaged: {name} is {_shown(value, 80)}", fix="use another checkpoint")
+    return StateError(f"the state is damaged: {name} is {shown(value, 80)}", fix="use another checkpoint")
 
 
 def _check_plain(state: Mapping[str, Any]) -> None:
@@ -207,7 +213,7 @@ def _check_plain(state: Mapping[str, Any]) -> None:
     raise StateError("the state is damaged: it is nested too deeply, or not plain data", fix="use another checkpoint")
 
 
-def _shown(value: Any, most: int) -> str:
+def shown(value: Any, most: int) -> str:
     """Return the ``repr`` of any value, cut to at most ``most`` characters."""
     try:
         text = repr(value)
@@ -226,8 +232,7 @@ _MOST = 1 << 32
 
 def saved_batch_size(state: Any) -> Any:
     """Return the ``batch_size`` that a state was saved with; None if batches are single samples or it is not stored."""
-    identity = state.get("identity") if isinstance(state, Mapping) else None
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
+    settings = identity_of(state).get("settings")
     size = settings.get(BATCH_SIZE) if isinstance(settings, Mapping) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
 

@@ -375,4 +375,5 @@ class BatchRunner(JobRunner):
                         places = places[1:]
                 if is_last:
                     break
+        assert failure is not None  # an order has samples
         raise too_many_failures(tried, failure)

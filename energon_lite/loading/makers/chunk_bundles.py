@@ -165,32 +165,20 @@ _LENGTH = HashDomain.LENGTH_HOOK.value
 _PLAN = HashDomain.ENCODED_PLAN.value
 
 
-@dataclass(frozen=True)
-class TokenBundling:
-    """Settings for making batches by tokens of a chunk's samples.
-
-    Args:
-        strategy: rule that groups the samples.
-        field: the field of an encoded sample that has its length; None: see
-            :class:`~energon_lite.loading.makers.sample_length.SampleLength`.
-    """
-
-    strategy: Strategy
-    field: str | None = None
-
-
 class BundlesByTokens:
     """Bundles by the lengths of encoded samples.
 
     Args:
-        bundling: the settings.
+        strategy: rule that groups the samples.
         encoder: the user's hooks.
+        field: the field of an encoded sample that has its length; None: see
+            :class:`~energon_lite.loading.makers.sample_length.SampleLength`.
     """
 
-    def __init__(self, bundling: TokenBundling, encoder: TaskEncoder):
-        self._strategy = bundling.strategy
-        self._length = SampleLength(encoder, bundling.field)
-        key = getattr(bundling.strategy, "key", None)
+    def __init__(self, strategy: Strategy, encoder: TaskEncoder, field: str | None = None):
+        self.strategy = strategy
+        self._length = SampleLength(encoder, field)
+        key = getattr(strategy, "key", None)
         self._key_length = None if key is None else SampleLength(encoder, key)
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
@@ -239,7 +227,7 @@ class BundlesByTokens:
         try:
             samples = (leaf, index, epoch)
             keys = None if self._key_length is None else columns[1]
-            return plan_epochs(self._strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
+            return plan_epochs(self.strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
 

@@ -38,6 +38,7 @@ class ChunkRun:
             None: there are no buffers.
         packs: packs that were made since that place, before the running buffer.
         items: items of the batch that was made last.
+        outcomes: outcomes that were not taken yet.
         left: samples at the chunk's end that are in no pack and are handed over.
         is_end: the samples that a selection pushed back are the last ones of its buffer, or there are none.
     """
@@ -57,7 +58,7 @@ class ChunkRun:
         self._read: list[tuple[int, Outcome]] = []  # outcomes while the buffer was filled, with their positions
         self._hashes: dict[Address | None, int] | None = None  # hash of each address of the chunk's samples
         self._told: Reading = job.first.reading
-        self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
+        self.outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class ChunkRun:
         """Note that a buffer is full: outcomes from here on are those of its packs. Return the index at which
         :meth:`filled` inserts the outcomes of filling it."""
         self._unit = None
-        return len(self._outcomes)
+        return len(self.outcomes)
 
     def filled(self, place: int, following: Sequence[int] | None = None) -> None:
         """Report the outcomes of filling a buffer. Outcomes after the place at which the next buffer begins are
@@ -143,7 +144,7 @@ class ChunkRun:
             following: position, and result of it, at which the next buffer begins; None: report all outcomes.
         """
         end = 1 << 62 if following is None else following[0] + (following[1] > 0)
-        self._outcomes[place:place] = [
+        self.outcomes[place:place] = [
             outcome for unit, outcome in self._read if unit < end and self._in_buffer(unit) >= self._told
         ]
         self._read = [(unit, outcome) for unit, outcome in self._read if unit >= end]
@@ -153,30 +154,26 @@ class ChunkRun:
         if self._unit is not None:
             self._read += [(self._unit, outcome) for outcome in of_each(failure, origins)]
         elif self.at >= self._told:
-            self._outcomes += of_each(failure, origins)
+            self.outcomes += of_each(failure, origins)
 
     def mark(self, mark: Mark, times: int) -> None:
         """Record a mark for a number of samples that are delivered nevertheless."""
         if self.at >= self._told:
-            self._outcomes += [mark] * times
+            self.outcomes += [mark] * times
 
     def reset(self) -> None:
         """Record that a sample went well, which ends a row of failures."""
-        last = self._read[-1][1] if self._read else self._outcomes[-1] if self._outcomes else None
+        last = self._read[-1][1] if self._read else self.outcomes[-1] if self.outcomes else None
         if isinstance(last, Failure) and self._unit is not None:
             self._read.append((self._unit, Mark.FINE))
         elif isinstance(last, Failure):
-            self._outcomes.append(Mark.FINE)
+            self.outcomes.append(Mark.FINE)
 
     def take(self, origins: Origins = ()) -> list[Outcome]:
         """Return all outcomes since the last call, and those of the samples that are delivered now."""
-        outcomes = self._outcomes
-        self._outcomes = []
+        outcomes = self.outcomes
+        self.outcomes = []
         return outcomes + [None if origin is None else origin[0] for origin in origins]
-
-    def has_outcomes(self) -> bool:
-        """Return whether there are outcomes that were not taken."""
-        return bool(self._outcomes)
 
     def digest(self, items: Sequence[Item], sub: int = 0) -> int:
         """Return the digest of a batch of items.

@@ -38,7 +38,7 @@ class ChunkRunner(JobRunner):
     """Maker of the batches of chunks.
 
     Args:
-        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.batch_runner.BatchRunner`.
+        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.job_runner.JobRunner`.
         batch_size: samples in a batch; None: the groups give it, or batches are single samples.
         packing_buffer_size: samples in a buffer of packing; None: no packing.
         keep_remainder: the remainder of a chunk, unless it is handed over, becomes smaller batches; if False, it is
@@ -91,7 +91,8 @@ class ChunkRunner(JobRunner):
 
     def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
         """Return all results of the sample hooks for an address, and the failures; there are no replacements."""
-        return self._items.results(address, self._run(_no_chunk()))
+        nothing = np.empty(0, dtype=np.int64)
+        return self._items.results(address, self._run(ChunkJob(0, 0, Addresses(nothing, nothing, nothing))))
 
     def _run(self, job: ChunkJob, *, keep_remainder: bool | None = None) -> ChunkRun:
         if isinstance(job.carried, ChunkJob):
@@ -107,7 +108,7 @@ class ChunkRunner(JobRunner):
         for made in self._batched(run) if self.hooks.batched else self._single(run):
             yield made
             after = made.after
-        if run.has_outcomes() or after is not None:
+        if run.outcomes or after is not None:
             yield Made(None, run.take(), is_batch=False, rows=0)
 
     # -- batches --------------------------------------------------------------------------------------------------
@@ -198,11 +199,9 @@ class ChunkRunner(JobRunner):
             self._likeness = next((made for made in self._made(whole) if made.is_batch), None)
         if self._likeness is None:
             return []
-        like = self._likeness.batch
-        rows = self._likeness.rows
-        origin = (_BUNDLE, job.pass_number, job.number)
+        like = self._likeness
         with self.context() as context:
-            batch = self.empty_batch(like, rows, context, *origin)
+            batch = self.empty_batch(like.batch, like.rows, context, _BUNDLE, job.pass_number, job.number)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
 
@@ -213,8 +212,3 @@ def _moved(samples: list[Item], units: int) -> list[Item]:
         replace(item, start=(item.start[0] - units, *item.start[1:]), after=(item.after[0] - units, *item.after[1:]))
         for item in samples
     ]
-
-
-def _no_chunk() -> ChunkJob:
-    nothing = np.empty(0, dtype=np.int64)
-    return ChunkJob(0, 0, Addresses(nothing, nothing, nothing))

@@ -8,84 +8,20 @@ sample and the error.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import repeat
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_lite.batching.collate import Padding, collate_entry
 from energon_lite.batching.digests import AddressList
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
+from energon_lite.loading.makers.leaf import Leaf, default_of
 from energon_lite.loading.makers.outcomes import FailureLog
-from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo
+from energon_lite.samples import SourceInfo
 from energon_lite.samples.sample import SourceList
 from energon_lite.storage.read.webdataset import Columns, RawSample
-from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
-from energon_lite.storage.samples.sample_loader import SampleLoader
-
-if TYPE_CHECKING:
-    from energon_lite.loading.makers.leaf import Leaf
-
-
-class LeafFields:
-    """Plan for making the fields of a leaf's samples from their parts. Use :meth:`plan` to make one.
-
-    Attributes:
-        kind: type of the samples.
-        labels: subflavors, which are copied into each sample.
-        parts: names of the parts that are needed.
-        steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
-            accesses into the decoded value (None: the whole value).
-        decodes: the bytes of at least one part are decoded.
-        order: names of the fields, in the order of ``steps``.
-        make: function that makes samples of columns: of the base fields, and of these fields.
-        absent: fields of a sample that keep their defaults.
-        can_collate: a batch of such samples consists of their collated fields alone.
-    """
-
-    def __init__(self, kind: type[Sample], loader: SampleLoader, fields: Mapping[str, Access]):
-        self.kind = kind
-        self.labels = dict(loader.subflavors)
-        self.parts = frozenset(access.part for access in fields.values())
-        self.steps: dict[str, tuple[Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = {
-            part: (None if loader.decoder is None else loader.decoder.function(part), []) for part in self.parts
-        }
-        for name, access in fields.items():
-            self.steps[access.part][1].append((name, access if access.steps else None))
-        self.decodes = any(function is not None for function, _ in self.steps.values())
-        there = {field.name: field for field in dataclasses.fields(kind) if field.init}
-        self.order = [name for _, named in self.steps.values() for name, _ in named]
-        self.make = _maker(kind, [*BASE_FIELDS, *self.order])
-        given = fields.keys() | set(BASE_FIELDS)
-        self.absent = [field for name, field in there.items() if name not in given]
-        is_plain = not hasattr(kind, "from_samples") and not hasattr(kind, "__post_init__")
-        self.can_collate = is_plain and given <= there.keys() and not any(map(_has_no_default, self.absent))
-
-    @classmethod
-    def plan(cls, loader: SampleLoader, *, only_bytes: bool = False) -> LeafFields | None:
-        """Return the plan of a loader; None if it uses code of the user's, or if the fields depend on the sample.
-
-        Args:
-            only_bytes: parts may have values of other types than bytes, which are not decoded.
-        """
-        kind = loader.sample_type
-        field_map = loader.field_map
-        decoder = loader.decoder
-        if kind is None or field_map is None or loader.sample_loader is not None:
-            return None
-        if decoder is not None and (type(decoder) is not SampleDecoder or decoder.handlers):
-            return None
-        if any(len(accesses) != 1 for _, accesses in field_map.fields):
-            return None
-        made = cls(kind, loader, {name: accesses[0] for name, accesses in field_map.fields})
-        if only_bytes:
-            made.steps = {
-                part: (decode and partial(_of_bytes, decode), step) for part, (decode, step) in made.steps.items()
-            }
-        return made
 
 
 class Rows:
@@ -218,7 +154,7 @@ def batch_of_rows(
         columns = {name: in_order([values[name] for values in fields.values()], places) for name in columns}
     entries = {name: collate_entry(name, column, padding) for name, column in columns.items()}
     for field in first.absent:
-        entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], padding)
+        entries[field.name] = collate_entry(field.name, [default_of(field) for _ in keys], padding)
     kind: Any = first.kind  # its fields hold columns here
     return kind(__key__=keys, __restore_key__=restore_key, __subflavors__=subflavors, __sources__=sources, **entries)
 
@@ -260,44 +196,6 @@ def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Seq
         return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
-
-
-def _maker(kind: type[Any], names: Sequence[str]) -> Callable[..., list[Any]]:
-    """Return a function of columns that makes objects of a dataclass with these fields.
-
-    Where making an object only assigns its fields, this is compiled, and takes half the time of ``kind(**fields)``.
-    """
-    absent = [field for field in dataclasses.fields(kind) if field.name not in names]
-    if not _only_assigns(kind, {*names, *(field.name for field in absent)}) or any(map(_has_no_default, absent)):
-        return lambda *columns: [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=False)]
-    values = [map(_default, repeat(field)) for field in absent]
-    targets = ", ".join(["made", *(f"made.{name}" for name in [*names, *(field.name for field in absent)])])
-    known = {"new": object.__new__, "kind": kind, "repeat": repeat, "values": values}
-    made: Callable[..., list[Any]] = eval(
-        f"lambda *columns: [made for {targets} in zip(map(new, repeat(kind)), *columns, *values)]", known
-    )
-    return made
-
-
-def _only_assigns(kind: type[Any], fields: set[str]) -> bool:
-    """Return whether objects of a dataclass are made by assigning these fields, all that it has, and nothing else."""
-    code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_filename != "<string>":  # the user's, not that of ``dataclass``
-        return False
-    is_plain = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
-    return is_plain and {*code.co_varnames[1:]} == fields == {*code.co_names}
-
-
-def _of_bytes(decode: Callable[[bytes], Any], value: Any) -> Any:
-    return decode(value) if isinstance(value, bytes) else value
-
-
-def _has_no_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def has_default_hooks(encoder: TaskEncoder) -> bool:

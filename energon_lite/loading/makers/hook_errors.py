@@ -14,7 +14,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import ParamSpec
 
@@ -52,9 +52,7 @@ _MISTAKES: dict[type, str] = {
     types.FunctionType: "return what the function returns: did you forget to call it?",
     types.MethodType: "return what the method returns: did you forget to call it?",
     types.BuiltinFunctionType: "return what the function returns: did you forget to call it?",
-    map: "make a list of it; or write the hook with `yield`",
-    filter: "make a list of it; or write the hook with `yield`",
-    zip: "make a list of it; or write the hook with `yield`",
+    **dict.fromkeys((map, filter, zip), "make a list of it; or write the hook with `yield`"),
     type(NotImplemented): "raise NotImplementedError, or leave the hook out",
 }
 #: Types that no hook may return.
@@ -122,18 +120,24 @@ def note_where(error: BaseException, stage: str, whose: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", ()), f"  in {stage}, for {whose}"]
 
 
-def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> FatalSampleError | None:
-    """Return the error for a value that no hook may return; None if it is allowed."""
+def check_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> None:
+    """Refuse a value that no hook may return.
+
+    Raises:
+        FatalSampleError: names the hook, the value and the fix.
+    """
+    if value is None:
+        raise returned_nothing(stage, function, whose=whose)
     fix = _MISTAKES.get(type(value))
     if isinstance(value, BaseException):
         fix = f"did you mean `raise {type(value).__name__}(...)`?"
     if fix is None:
-        return None
+        return
     what = f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}"
     what += ", but is not a generator function" if type(value) is types.GeneratorType else f", for {whose}"
     if type(value) in (types.CoroutineType, types.GeneratorType):
         value.close()  # else Python warns that it was never awaited
-    return FatalSampleError(what, where=place_of(function), fix=fix)
+    raise FatalSampleError(what, where=place_of(function), fix=fix)
 
 
 def returned_nothing(
@@ -237,20 +241,20 @@ def hide_own_frames(error: BaseException) -> None:
     """
     if os.environ.get(_FULL) or not (isinstance(error, EnergonLiteError) or _is_of_hook(error)):
         return
-    last = error.__traceback__
-    for link in _links(last.tb_next if last is not None else None):
-        if not _is_own(link) and last is not None:
-            last.tb_next = link
-            last = link
-    if last is not None:
-        last.tb_next = None
+    if (outermost := error.__traceback__) is not None:
+        outermost.tb_next = _without_own(outermost.tb_next)
     for cause in chain_of(error):
         if cause is not error and (isinstance(cause, EnergonLiteError) or _is_of_hook(cause)):
-            rest: TracebackType | None = None
-            for link in reversed([link for link in _links(cause.__traceback__) if not _is_own(link)]):
-                link.tb_next = rest
-                rest = link
-            cause.__traceback__ = rest
+            cause.__traceback__ = _without_own(cause.__traceback__)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """Remove this library's frames from a traceback, and return its first link."""
+    rest: TracebackType | None = None
+    for link in reversed([link for link in _links(trace) if not _is_own(link)]):
+        link.tb_next = rest
+        rest = link
+    return rest
 
 
 def shows_more(error: BaseException) -> bool:
@@ -258,6 +262,17 @@ def shows_more(error: BaseException) -> bool:
     if isinstance(error, EnergonLiteError):
         return not getattr(error, "details", "") and any(is_foreign(cause.__traceback__) for cause in chain_of(error))
     return True
+
+
+def raise_of_worker(error: BaseException) -> NoReturn:
+    """Raise an error that a worker sent, with its traceback in the worker.
+
+    Raises:
+        BaseException: always.
+    """
+    if sys.version_info < (3, 11) and (notes := getattr(error, "__notes__", None)):  # Python 3.10 shows no notes
+        raise error from RuntimeError("\n" + "\n".join(notes))
+    raise error
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -283,7 +298,7 @@ def place_in_hook(trace: TracebackType | None) -> str:
 def _is_of_hook(error: BaseException) -> bool:
     """Return whether the error comes from code that a guard called, here or in a worker."""
     links = list(_links(error.__traceback__))
-    if any(_is_own(link) and link.tb_frame.f_code.co_name == "raise_of_worker" for link in links):
+    if any(_is_own(link) and link.tb_frame.f_code.co_name == raise_of_worker.__name__ for link in links):
         return True
     guards = [place for place, link in enumerate(links) if _is_own(link) and link.tb_frame.f_code.co_name in _GUARDS]
     return bool(guards) and not all(map(_is_own, links[guards[-1] :]))

@@ -11,12 +11,11 @@ from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
     as_infrastructure_error,
+    check_result,
     failure_of,
     hook_traceback,
     note_where,
-    returned_nothing,
     sources_of,
-    wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.observers import Services
@@ -143,7 +142,4 @@ class HookSteps:
             return
         is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
         function = arguments[1].cook if is_cooker else getattr(self.encoder, stage)
-        if value is None:
-            raise returned_nothing(stage, function, whose=whose)
-        if (error := wrong_result(value, stage, function, whose)) is not None:
-            raise error
+        check_result(value, stage, function, whose)

@@ -211,7 +211,7 @@ def where_of(leaf: str, key: str) -> str:
     return key if leaf == "*" else f"data set {leaf}, {key}"
 
 
-def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
+def too_many_failures(count: int, failure: Failure, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
     """Return the error for too many failures in a row.
 
     Args:
@@ -219,10 +219,7 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         failure: the last failure.
         hooks: tolerances of single hooks.
     """
-    if failure is None:
-        what = f"{count} samples in a row were skipped or failed"
-        more = "failure_tolerance of the task encoder"
-    elif failure.stage in (hooks or {}) and not failure.skipped:
+    if failure.stage in (hooks or {}) and not failure.skipped:
         what = f"{failure.stage} failed {count} times in a row; the last time: {failure.reason}"
         more = "failure_tolerance of its @stateless(...)"
     else:
@@ -230,10 +227,9 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         more = "failure_tolerance of the task encoder"
     return FatalSampleError(
         what,
-        where=None if failure is None else where_of(failure.leaf, failure.key),
-        fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
-        + f"; to allow more in a row, raise {more} (0: any number)",
-        details=failure.details if failure is not None and failure.in_hook else "",
+        where=where_of(failure.leaf, failure.key),
+        fix=f"{failure.fix or 'mend the hook or the data'}; to allow more in a row, raise {more} (0: any number)",
+        details=failure.details if failure.in_hook else "",
     )
 
 

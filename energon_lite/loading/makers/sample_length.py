@@ -7,7 +7,6 @@ list.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.errors import FatalSampleError, at_least_one, did_you_mean, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
+from energon_lite.tensors import fields_of
 
 #: Fields that are taken for the tokens of a sample by default.
 LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
@@ -93,12 +93,9 @@ class SampleLength:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {str(name): item for name, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if hasattr(value, "_asdict"):
-        return dict(value._asdict())
+    own = value if isinstance(value, Mapping) else fields_of(value)
+    if own is not None:
+        return {str(name): item for name, item in own.items()}
     return dict(vars(value)) if hasattr(value, "__dict__") and not hasattr(value, "shape") else {}
 
 

@@ -158,7 +158,7 @@ class MeasuredColumns:
             full = self._prefix + name
             kept, most, made["others"] = self._kept(full, kind, width, measured)
             get = attrgetter("flags") if name == SKIP else methodcaller("column", name, width)
-            dtype = "|u1" if name == SKIP else _dtype(max(largest.get(name, 0), most))
+            dtype = "|u1" if name == SKIP else "<i4" if max(largest.get(name, 0), most) < 2**31 else "<i8"
             write_column_file(path, full, index, partial(_blocks, blocks, get, kept), width=width, dtype=dtype, **made)
         for name, file in self._others(any_code=True):
             if name not in shapes or bool(shapes[name]) != isinstance(file, RaggedFile):
@@ -184,22 +184,15 @@ class MeasuredColumns:
                     where=file.path,
                     fix="measure all shards, without --split-parts; or store it under another name: --name mine",
                 )
-            blocks = [values.values if kind is RaggedFile else values for values, _ in stored.values()]
+            values = {row: own for row, (own, _) in stored.items()}
+            blocks = [own.values if kind is RaggedFile else own for own in values.values()]
             most = max(int(np.max(block, initial=0)) for block in blocks)
-            return (
-                {row: entry[0] for row, entry in stored.items()},
-                most,
-                {row: entry[1] for row, entry in stored.items()},
-            )
+            return values, most, {row: maker for row, (_, maker) in stored.items()}
         return {}, 0, {}
 
 
 def _blocks(blocks: Blocks, get: Callable[[Values], Any], kept: Mapping[int, Any]) -> Iterator[Any]:
     return (kept.get(row) if block is None else get(block) for row, block in enumerate(blocks()))
-
-
-def _dtype(largest: int) -> str:
-    return "<i4" if largest < 2**31 else "<i8"
 
 
 @dataclass(frozen=True)

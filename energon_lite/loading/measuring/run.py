@@ -199,13 +199,9 @@ def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[in
     return [
         chunk
         for chunk in chunks
-        if chunk.row in known and not (known[chunk.row].flags[_place(chunk, bounds[chunk.row])] == FAILED).any()
+        if chunk.row in known
+        and FAILED not in known[chunk.row].flags[chunk.start - bounds[chunk.row] : chunk.stop - bounds[chunk.row]]
     ]
-
-
-def _place(chunk: Chunk, first: int) -> slice:
-    """Return the place of a chunk in its shard, given the number of the shard's first sample."""
-    return slice(chunk.start - first, chunk.stop - first)
 
 
 def _measure(

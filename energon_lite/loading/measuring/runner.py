@@ -50,7 +50,10 @@ class Values:
 
     def shapes(self) -> dict[str, int]:
         """Return the shapes of the columns."""
-        return {name: _width(column) for name, column in self.columns.items()}
+        return {
+            name: (column.values.shape[1] or -1) if isinstance(column, Ragged) else 0
+            for name, column in self.columns.items()
+        }
 
     def column(self, name: str, width: int = 0) -> Column:
         """Return a column by name, with its width in :data:`Shapes`; without values if it does not exist."""
@@ -223,10 +226,6 @@ def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:
 
 def _kind(width: int) -> str:
     return f"a list of rows of {abs(width)} of some samples" if width else "a number of some samples"
-
-
-def _width(column: Column) -> int:
-    return (column.values.shape[1] or -1) if isinstance(column, Ragged) else 0
 
 
 def columns_of(costs: Sequence[Costs | None], where: str) -> dict[str, Column]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit_decreasing import pack_histogram
 from energon_lite.batching.capacity import Capacity, checked_lengths
-from energon_lite.batching.micro_batches import PLAN_ORDERS, POLICIES, Counts, MicroBatches, cut_to_fit
+from energon_lite.batching.micro_batches import PLAN_ORDERS, POLICIES, MicroBatches, cut_to_fit
+from energon_lite.batching.plan import Counts
 from energon_lite.batching.strategy import plan_in_chunks, strategy_from_dict
 from energon_lite.errors import UsageError
 

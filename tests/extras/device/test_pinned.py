@@ -18,9 +18,9 @@ from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.executors.transport import pack, receive, send
+from energon_lite.loading.executors.transport import pack, send
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
-from tests.testing import alone, examples
+from tests.testing import alone, examples, received
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -45,7 +45,7 @@ class Worker:
         if not self.writer._free:  # a pipe to this very process would be full
             return batch
         send(self.theirs, pack(batch), self.writer)
-        return receive(self.ours, self.reader)[0]
+        return received(self.ours, self.reader)
 
     def close(self) -> None:
         self.reader.close()

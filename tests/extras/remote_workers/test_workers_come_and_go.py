@@ -22,9 +22,9 @@ from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_
 from energon_lite.errors import FatalSampleError
 from energon_lite.extras.remote_workers import TcpWorkers, mixed_pool
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
-from energon_lite.loading.executors.channels import PipeChannel
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.segments import mapped_at
+from energon_lite.loading.executors.transport import PipeChannel
 from tests.extras.remote_workers.served import Served, serving
 from tests.testing import ALONE, in_time, take, until
 

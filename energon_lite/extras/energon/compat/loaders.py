@@ -59,7 +59,7 @@ def _dealt(dataset: Any) -> Any:
         plan: DealtPlan | DealtChunkPlan = DealtPlan(old.order, old.batch_size, old.drop_last, shares=shares)
         if world * workers == 1 or not plan.count(0):
             return dataset
-    elif isinstance(dataset, LaneDataset) and dataset.bundling is None:
+    elif isinstance(dataset, LaneDataset) and dataset.bundler is None:
         kept = {field.name: getattr(old, field.name) for field in fields(old) if field.init}
         # A group with few samples may need all of a share.
         size = max(old.packing_buffer_size or 1, int(shares.sizes.max())) if dataset.hooks.groups else old.chunk

@@ -171,8 +171,8 @@ def segment_lengths(one: MicroBatch) -> list[int]:
 
 
 def _capacity(run: ShownRun) -> int | None:
-    bundling = getattr(run.dataset, "bundling", None)
-    strategy = getattr(run.dataset.plan, "strategy", None) or getattr(bundling, "strategy", None)
+    bundler = getattr(run.dataset, "bundler", None)
+    strategy = getattr(run.dataset.plan, "strategy", None) or getattr(bundler, "strategy", None)
     capacity = None if strategy is None else packing_capacity(strategy)
     return capacity.limit if capacity is not None and capacity.unit == "packed_tokens" else None
 

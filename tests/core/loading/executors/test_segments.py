@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.executors.transport import pack, receive, send
-from tests.testing import descriptors
+from energon_lite.loading.executors.transport import pack, send
+from tests.testing import descriptors, received
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -30,8 +30,7 @@ class Pair:
     def travel(self, value: Any) -> Any:
         self.writer.release(self.reader.take_released())
         send(self.theirs, pack(value), self.writer)
-        received, _ = receive(self.ours, self.reader)
-        return received
+        return received(self.ours, self.reader)
 
 
 @given(

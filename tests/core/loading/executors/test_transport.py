@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import TextSample
-from energon_lite.loading.executors.transport import WholeMessages, pack, receive, send
+from energon_lite.loading.executors.transport import WholeMessages, pack, send
+from tests.testing import received
 
 
 def through_a_pipe(value: Any) -> Any:
@@ -23,9 +24,9 @@ def through_a_pipe(value: Any) -> Any:
     ours, theirs = multiprocessing.Pipe()
     with ThreadPoolExecutor(1) as pool, ours, theirs:
         sent = pool.submit(send, theirs, pack(value))
-        received, _ = receive(ours)
+        obj = received(ours)
         sent.result()
-    return received
+    return obj
 
 
 TENSORS: dict[str, torch.Tensor] = {
@@ -89,7 +90,7 @@ def test_the_other_side_is_gone() -> None:
     theirs.send_bytes(b"")  # a beginning of nothing
     theirs.close()
     with pytest.raises(EOFError):
-        receive(ours)
+        received(ours)
 
 
 def test_samples_and_big_messages_through_a_pipe() -> None:
@@ -98,12 +99,12 @@ def test_samples_and_big_messages_through_a_pipe() -> None:
     big = torch.arange(2_000_000)
 
     def other_side() -> None:
-        send(theirs, pack((receive(theirs)[0], big)))
+        send(theirs, pack((received(theirs), big)))
 
     process = multiprocessing.get_context("fork").Process(target=other_side)
     process.start()
     send(ours, pack(sample))
-    (again, tensor), _ = receive(ours)
+    again, tensor = received(ours)
     process.join()
     assert again == sample and torch.equal(tensor, big)
 
@@ -117,6 +118,6 @@ def test_whole_messages_are_told_from_parts() -> None:
     for part, is_whole in ((lead[:7], False), (lead[7:], False), (body[:50], False), (body[50:], True)):
         os.write(ours.fileno(), part)
         assert peek.is_one_here() is is_whole
-    assert receive(theirs)[0] == {"jobs": list(range(100))} and not peek.is_one_here()
+    assert received(theirs) == {"jobs": list(range(100))} and not peek.is_one_here()
     ours.close()
     assert not peek.is_one_here()

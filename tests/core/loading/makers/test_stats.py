@@ -25,7 +25,7 @@ from energon_lite import (
     pack_sequences,
 )
 from energon_lite.batching import TokenSequence
-from energon_lite.loading.loader import tokens_of
+from energon_lite.batching.collate import tokens_of
 from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, alone, take, until

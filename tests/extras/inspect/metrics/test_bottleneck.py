@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite.extras.inspect.bottleneck import LoaderSetup, Stretch, bottleneck
@@ -34,7 +35,7 @@ def test_the_limit_of_staged_cases(case: Case, texts: Path, monkeypatch: pytest.
 
 def stretch(waited: float, *, cpu: float = 1.0, busy: float = 10.0, received: float = 0.0, **stages: float) -> Stretch:
     """Ten seconds, of which so many were waited; of the work that was timed, the shares of stages."""
-    shares = tuple(stages.get(name, 0.0) for name in ("read", "decode", "hooks", "batch", "other"))
+    shares = np.array([stages.get(name, 0.0) for name in ("read", "decode", "hooks", "batch", "other")])
     return Stretch(100, 10.0, waited, WorkSum(busy, 1.0, cpu, shares, stages.get("sent", 0.0), received))
 
 

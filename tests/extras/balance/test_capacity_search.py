@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.capacity import largest_fitting
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.capacity_trial import largest_fitting
 
 
 @given(
