@@ -24,7 +24,7 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.extras.remote_workers import RayWorkers
 from energon_lite.extras.remote_workers.ray_workers import RayHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
-from tests.core.laws.kinds import KINDS, Pipeline
+from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
 from tests.extras.remote_workers.served import serving
 from tests.testing import ALONE, examples, take, until
 
@@ -166,6 +166,26 @@ def _place_of(worker: Any) -> tuple[int, str]:
     """Process of an actor, and its node."""
     look = worker.channel.actor.__ray_call__
     return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())))
+
+
+def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+    """Actors that are busy, and ahead, are killed, and the run goes on with servers, actors and local workers."""
+    build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
+    actors = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1})
+    with get_savable_loader(build(WorkerConfig(0, 1, workers=actors))) as loader:
+        batches = iter(loader)
+        take(batches, 5000)
+        state = loader.save_state_rank()
+        pool: Any = loader._workers.executor()
+        for worker in pool._workers:
+            ray.kill(worker.channel.actor)
+    with get_savable_loader(build(ALONE)) as loader:
+        expected = take(loader, 5020)[5000:]
+    with serving(build(ALONE)) as served:
+        for workers, local in ((served.tcp(), 0), (actors, 0), (None, 2)):
+            with get_savable_loader(build(WorkerConfig(0, 1, local, workers=workers))) as loader:
+                loader.restore_state_rank(state)
+                assert same(take(loader, 20), expected)
 
 
 class Fire:

@@ -174,8 +174,8 @@ def test_a_job_in_which_workers_die_ends_the_run(leaf_of: Any, caplog: pytest.Lo
 
 
 def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
-    """The kind of worker that made each batch, in a run whose jobs and steps take so long."""
-    makers: list[str] = []
+    """The kind of worker that made each batch, in a run whose jobs and steps take so long; batches are as alone."""
+    makers, found = list[str](), list[Any]()
     with serving(_dataset(leaf, ALONE, seconds, batch_size=1, repeat=True)) as served:
         config = WorkerConfig(0, 1, local, workers=served.tcp(**tcp))
         with get_savable_loader(_dataset(leaf, config, seconds, batch_size=1, repeat=True)) as loader:
@@ -188,8 +188,11 @@ def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 
 
             pool._send = noting
             assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
-            for _ in islice(loader, batches):
+            for batch in islice(loader, batches):
+                found.append(_digest(batch))
                 time.sleep(step)
+    with get_savable_loader(_dataset(leaf, ALONE, 0.0, batch_size=1, repeat=True)) as loader:
+        assert found == [_digest(batch) for batch in take(loader, batches)]
     return makers
 
 
