@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 _LATE, _LATE_JOBS, _LATE_LONGEST = 0.1, 3.0, 1.5
 #: Weight of the longest recent job after each further one.
 _FADES = 0.99
-#: Weight of the last measurement in a moving average.
+#: Weight of the last measurement in a moving average; and in that of all workers' jobs, and its first value.
 _LAST = 0.1
+_LAST_JOB, _UNKNOWN = 0.2, 1.0
 #: A longer pause of the trainer, in steps, counts as this many: it saves, or evaluates.
 _PAUSE = 4.0
 #: Share of their time that local workers may need to keep up, before others are given jobs.
@@ -152,6 +153,7 @@ class MixedPool(WorkerPool):
         self._pace = Pace(request.num_workers)
         self._load = None if host_load is None else HostLoad(host_load)
         self._longest = 0.0  # seconds of the longest recent job
+        self._mean = _UNKNOWN  # moving average of the seconds of a job, which the end of a worker does not change
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
         self._poll.register(source.joined.fileno(), select.POLLIN)
@@ -193,13 +195,15 @@ class MixedPool(WorkerPool):
 
     def _free_worker(self, most: int) -> WorkerHandle | None:
         """Return a local worker; or one elsewhere, if local ones cannot keep up. A job in which a worker ended is left
-        to local ones, whose end says more."""
+        to local ones, whose end says more; but one that the trainer waits for is begun by whoever can."""
         elsewhere = [worker for worker in self._elsewhere if not worker.is_silent]
         local = self._workers[: self._num_workers]
         spares = bool(elsewhere) and self._load is not None and self._load.is_high()
         if not spares and (worker := fewest_jobs(local, most)) is not None:
             return worker
-        if local and not spares and (not self._pace.is_short or self._waiting[0] in self._deaths):
+        first = self._waiting[0]
+        is_left = first != self._awaited and (not self._pace.is_short or first in self._deaths)
+        if local and not spares and is_left:
             return None
         return fewest_jobs(elsewhere, most)
 
@@ -248,6 +252,7 @@ class MixedPool(WorkerPool):
             return
         seconds = (self._work.busy - before) / done
         self._longest = max(seconds, _FADES * self._longest)
+        self._mean += _LAST_JOB * (seconds - self._mean)
         if isinstance(worker, LocalHandle):
             self._pace.made(seconds)
 
@@ -266,7 +271,7 @@ class MixedPool(WorkerPool):
         second = fewest_jobs(others, 0 if runs else self._base_depth)
         if second is None:
             return None
-        late = max(_LATE, _LATE_JOBS * self._seconds, _LATE_LONGEST * self._longest if runs else 0.0)
+        late = max(_LATE, _LATE_JOBS * self._mean, _LATE_LONGEST * self._longest if runs else 0.0)
         return second, max(0.0, holders[0].since + late - time.monotonic())
 
     def _lost_with(self, worker: WorkerHandle) -> list[int]:

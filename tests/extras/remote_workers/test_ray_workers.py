@@ -165,7 +165,7 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(
 def _place_of(worker: Any) -> tuple[int, str]:
     """Process of an actor, and its node."""
     look = worker.channel.actor.__ray_call__
-    return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())))
+    return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())), timeout=60)
 
 
 def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
@@ -195,10 +195,11 @@ class Fire:
         pool: their pool.
         spared: the actor that is not hit.
         seed: of the choices.
+        delivered: the batches until now.
     """
 
-    def __init__(self, pool: Any, spared: Any, seed: int):
-        self.pool, self.spared, self.draw = pool, spared, random.Random(seed)
+    def __init__(self, pool: Any, spared: Any, seed: int, delivered: list[Any]):
+        self.pool, self.spared, self.draw, self.delivered = pool, spared, random.Random(seed), delivered
         self.hits = 0
         self._pids = dict[Any, int]()
         self._over = threading.Event()
@@ -206,22 +207,25 @@ class Fire:
         self._thread.start()
 
     def _shoot(self) -> None:
-        stopped = 0
+        stopped = killed = 0
         while not self._over.wait(0.5):
             others = [worker for worker in self.pool._workers if worker is not self.spared]
             local = [worker for worker in others if isinstance(worker, LocalHandle)]
             actors = [worker for worker in others if isinstance(worker, RayHandle)]
-            for worker in actors:
-                if worker not in self._pids:
+            for worker in [worker for worker in actors if worker not in self._pids]:
+                with suppress(ray.exceptions.RayError):  # its node was killed
                     self._pids[worker] = _place_of(worker)[0]
-            victims = local if local and (self.hits % 2 or not actors) else actors
+            actors = [worker for worker in actors if worker in self._pids]
             if stopped:
                 self._signal(stopped, signal.SIGCONT)
-            if not victims:
+            if not (victims := local if local and (self.hits % 2 or not actors) else actors):
                 continue
-            worker = self.draw.choice(victims)
-            stopped = worker.process.pid if isinstance(worker, LocalHandle) else self._pids[worker]
-            self._signal(stopped, self.draw.choice([signal.SIGKILL, signal.SIGSTOP]))
+            worker, hit = self.draw.choice(victims), self.draw.choice([signal.SIGKILL, signal.SIGSTOP])
+            stopped = worker.process.pid if worker in local else self._pids[worker]
+            if worker in local and len(self.delivered) < killed + 30:  # a job in which three workers die is given up
+                hit = signal.SIGSTOP
+            killed = len(self.delivered) if worker in local and hit == signal.SIGKILL else killed
+            self._signal(stopped, hit)
             self.hits += 1
 
     def _signal(self, pid: int, number: int) -> None:
@@ -258,7 +262,7 @@ def test_an_epoch_under_fire(
                 waits.append(time.monotonic() - began)
                 batches.append(batch)
                 if len(batches) == 40:
-                    fire = Fire(pool, spared, local)
+                    fire = Fire(pool, spared, local, batches)
                 if len(batches) == 80:
                     node = next(node for node in cluster.worker_nodes if node.node_id != home)
                     cluster.remove_node(node, allow_graceful=False)
