@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import EnergonLiteError, UsageError
-from energon_lite.extras.remote_workers import RayWorkers
+from energon_lite.extras.remote_workers import RayWorkers, ray_workers
 from energon_lite.extras.remote_workers.ray_workers import RayHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
 from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
@@ -40,7 +42,7 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
-        made.add_node(num_cpus=2, resources={"decoder": 2})
+        made.add_node(num_cpus=2, resources={"cpu_node": 2})
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
@@ -87,7 +89,7 @@ def test_actors_make_the_same_batches(
     with get_savable_loader(_dataset(leaf_of(50), encoder, ALONE)) as loader:
         expected = take(loader, 30)
         after = loader.save_state_rank()
-    workers = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1})
+    workers = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
     with get_savable_loader(_dataset(leaf_of(50), encoder, WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 30)
         assert same(batches, expected) and loader.save_state_rank() == after
@@ -114,7 +116,7 @@ def test_a_run_goes_on_with_workers_of_any_kind(
     except EnergonLiteError:  # hooks that give no batch
         return
     with serving(build(ALONE)) as served:
-        actors, servers = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1}), served.tcp()
+        actors, servers = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1}), served.tcp()
         ways = [(WorkerConfig(0, 1, workers=actors), "fork"), (WorkerConfig(0, 1, 1, workers=actors), "thread")]
         ways += [(WorkerConfig(0, 1, workers=servers), "fork"), (WorkerConfig(0, 1, 1), "fork")]
         state, batches = None, list[Any]()
@@ -127,7 +129,7 @@ def test_a_run_goes_on_with_workers_of_any_kind(
 @pytest.mark.parametrize("method", ["fork", "thread"])
 def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], method: str) -> None:
     """Both make batches of the same run, as soon as local ones cannot keep up."""
-    config = WorkerConfig(0, 1, 1, workers=RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1}))
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1}))
     with get_savable_loader(_dataset(leaf_of(50), Patient(), config), start_method=method) as loader:
         pool: Any = loader._workers.executor()
         makers, send = Counter[type](), pool._send
@@ -148,7 +150,7 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(
 ) -> None:
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
         expected = take(loader, 60)
-    workers = RayWorkers(2, 2, resources={"CPU": 2, "decoder": 1})  # one on each node
+    workers = RayWorkers(2, 2, resources={"CPU": 2, "cpu_node": 1})  # one on each node
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 20)
         pool: Any = loader._workers.executor()
@@ -156,7 +158,7 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(
         os.kill(victim, signal.SIGKILL)
         batches += take(loader, 20)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        cluster.add_node(num_cpus=2, resources={"decoder": 2})
+        cluster.add_node(num_cpus=2, resources={"cpu_node": 2})
         batches += take(loader, 20)
         assert loader.stats()["worker_deaths"] >= 1
     assert same(batches, expected)
@@ -171,7 +173,7 @@ def _place_of(worker: Any) -> tuple[int, str]:
 def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
     """Actors that are busy, and ahead, are killed, and the run goes on with servers, actors and local workers."""
     build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
-    actors = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1})
+    actors = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
     with get_savable_loader(build(WorkerConfig(0, 1, workers=actors))) as loader:
         batches = iter(loader)
         take(batches, 5000)
@@ -186,6 +188,28 @@ def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callab
             with get_savable_loader(build(WorkerConfig(0, 1, local, workers=workers))) as loader:
                 loader.restore_state_rank(state)
                 assert same(take(loader, 20), expected)
+
+
+def test_actors_come_while_they_are_needed(cluster: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "_CALM", 0.2)
+    monkeypatch.setattr(ray_workers, "_IDLE", 1.0)
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(3, 1, resources={"CPU": 1, "cpu_node": 1}))
+    with get_savable_loader(_dataset(leaf_of(50), Patient(), config)) as loader:
+        iterator, counts = iter(loader), set[int]()
+        pool: Any = loader._workers.executor()
+
+        def actors_after(pause: float) -> int:
+            time.sleep(pause)
+            next(iterator)
+            counts.add(len(pool._workers) - 1)
+            return len(pool._workers) - 1
+
+        assert until(lambda: actors_after(0.0) == 3)
+        assert until(lambda: actors_after(0.1) == 1)  # the local worker keeps up
+        counts.clear()
+        for _ in range(30):
+            actors_after(0.1)
+        assert counts == {1}
 
 
 class Fire:
@@ -248,7 +272,7 @@ def test_an_epoch_under_fire(
         arguments: dict[str, Any] = {"worker_config": config, "task_encoder": encoder}
         return get_train_dataset(leaf_of(400), batch_size=2, repeat=False, **arguments)
 
-    workers = RayWorkers(3, 3, resources={"CPU": 1, "decoder": 1})
+    workers = RayWorkers(3, 3, resources={"CPU": 1, "cpu_node": 1})
     batches, waits, fire = list[Any](), list[float](), None
     try:
         with get_savable_loader(dataset(WorkerConfig(0, 1, local, workers=workers), Patient())) as loader:
@@ -266,7 +290,7 @@ def test_an_epoch_under_fire(
                 if len(batches) == 80:
                     node = next(node for node in cluster.worker_nodes if node.node_id != home)
                     cluster.remove_node(node, allow_graceful=False)
-                    cluster.add_node(num_cpus=2, resources={"decoder": 2})
+                    cluster.add_node(num_cpus=2, resources={"cpu_node": 2})
                 time.sleep(0.05)  # a step of training
                 began = time.monotonic()
     finally:
@@ -276,6 +300,14 @@ def test_an_epoch_under_fire(
         assert same(batches, list(loader))
     assert fire is not None and fire.hits > 5
     assert max(waits) < 1.5 + 10 * max(waits[20:39])  # a second, and what this machine needs without the fire
+
+
+def test_the_example(cluster: Any, leaf_of: Any) -> None:
+    script = Path(__file__).parents[3] / "examples" / "machines" / "ray_actors.py"
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+    command = [sys.executable, str(script), str(leaf_of(7))]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert said == f"{[f'a-{n}' for n in range(7)]}\n"
 
 
 class Gated(Drawn):
@@ -328,7 +360,7 @@ def test_local_workers_go_on_without_actors(
     """Ray refuses these actors before it starts a process, so that their ends take no time."""
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
         expected = take(loader, 20)
-    config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"decoder": -1}))
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"cpu_node": -1}))
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), config)) as loader:
         batches = take(loader, 10)
         pool: Any = loader._workers.executor()
