@@ -7,9 +7,9 @@ import select
 import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.remote_workers.host_load import HostLoad
 from energon_lite.loading.executors.channels import Channel, WakingChannel
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, fewest_jobs
@@ -30,6 +30,9 @@ _LAST_JOB, _UNKNOWN = 0.2, 1.0
 _PAUSE = 4.0
 #: Share of their time that local workers may need to keep up, before others are given jobs.
 _BUSY = 0.95
+#: Seconds between two measurements of the load of this machine, and the counters of Linux with it.
+_EVERY = 0.5
+_COUNTERS = Path("/proc/stat")
 
 
 class RemoteHandle(WorkerHandle):
@@ -137,6 +140,40 @@ class Pace:
         if self._step is None or self._job is None:
             return False
         return self._job > _BUSY * self._step * self._local
+
+
+class HostLoad:
+    """Comparison of the share of this machine's processors that is in use with a limit.
+
+    Args:
+        limit: share from which on the load is high, 0 to 1.
+    """
+
+    def __init__(self, limit: float):
+        self._limit = limit
+        self._at = 0.0
+        self._counted = (0, 0)
+        self._share = 0.0
+
+    def is_high(self) -> bool:
+        """Return whether the share is above the limit; False on systems without counters."""
+        now = time.monotonic()
+        if now - self._at >= _EVERY:
+            self._at = now
+            before, self._counted = self._counted, _busy_and_all()
+            busy, total = (later - earlier for later, earlier in zip(self._counted, before, strict=True))
+            self._share = busy / total if before != (0, 0) and total else 0.0
+        return self._share > self._limit
+
+
+def _busy_and_all() -> tuple[int, int]:
+    """Return the ticks in which processors were busy, and all ticks."""
+    try:
+        _, *ticks = _COUNTERS.read_text().split("\n", 1)[0].split()
+    except OSError:
+        return 0, 0
+    numbers = [int(tick) for tick in ticks[:8]]
+    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
 class MixedPool(WorkerPool):
