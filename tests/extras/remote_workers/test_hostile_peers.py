@@ -298,6 +298,8 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
             TcpWorkers([addresses])
     with pytest.raises(UsageError, match="without addresses"):
         TcpWorkers()
+    with pytest.raises(UsageError, match="secret is unknown"):
+        TcpWorkers.from_text("tcp://host:70?secret=abc")
     (tmp_path / "short").write_text("abc")
     config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"))
     with pytest.raises(UsageError, match="a secret of 3 bytes"):

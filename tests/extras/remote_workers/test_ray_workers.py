@@ -129,7 +129,7 @@ def test_a_run_goes_on_with_workers_of_any_kind(
 @pytest.mark.parametrize("method", ["fork", "thread"])
 def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], method: str) -> None:
     """Both make batches of the same run, as soon as local ones cannot keep up."""
-    config = WorkerConfig(0, 1, 1, workers=RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1}))
+    config = WorkerConfig(0, 1, 1, workers="ray")
     with get_savable_loader(_dataset(leaf_of(50), Patient(), config), start_method=method) as loader:
         pool: Any = loader._workers.executor()
         makers, send = Counter[type](), pool._send
@@ -225,7 +225,7 @@ class Fire:
     def __init__(self, pool: Any, spared: Any, seed: int, delivered: list[Any]):
         self.pool, self.spared, self.draw, self.delivered = pool, spared, random.Random(seed), delivered
         self.hits = 0
-        self._pids = dict[Any, int]()
+        self.pids = dict[Any, int]()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._shoot)
         self._thread.start()
@@ -236,16 +236,16 @@ class Fire:
             others = [worker for worker in self.pool._workers if worker is not self.spared]
             local = [worker for worker in others if isinstance(worker, LocalHandle)]
             actors = [worker for worker in others if isinstance(worker, RayHandle)]
-            for worker in [worker for worker in actors if worker not in self._pids]:
+            for worker in [worker for worker in actors if worker not in self.pids]:
                 with suppress(ray.exceptions.RayError):  # its node was killed
-                    self._pids[worker] = _place_of(worker)[0]
-            actors = [worker for worker in actors if worker in self._pids]
+                    self.pids[worker] = _place_of(worker)[0]
+            actors = [worker for worker in actors if worker in self.pids]
             if stopped:
                 self._signal(stopped, signal.SIGCONT)
             if not (victims := local if local and (self.hits % 2 or not actors) else actors):
                 continue
             worker, hit = self.draw.choice(victims), self.draw.choice([signal.SIGKILL, signal.SIGSTOP])
-            stopped = worker.process.pid if worker in local else self._pids[worker]
+            stopped = worker.process.pid if worker in local else self.pids[worker]
             if worker in local and len(self.delivered) < killed + 30:  # a job in which three workers die is given up
                 hit = signal.SIGSTOP
             killed = len(self.delivered) if worker in local and hit == signal.SIGKILL else killed
@@ -259,6 +259,8 @@ class Fire:
     def end(self) -> None:
         self._over.set()
         self._thread.join()
+        for pid in self.pids.values():
+            self._signal(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("local", [0, 1])
@@ -299,6 +301,7 @@ def test_an_epoch_under_fire(
     with get_savable_loader(dataset(ALONE, Drawn())) as loader:
         assert same(batches, list(loader))
     assert fire is not None and fire.hits > 5
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fire.pids.values()))
     assert max(waits) < 1.5 + 10 * max(waits[20:39])  # a second, and what this machine needs without the fire
 
 

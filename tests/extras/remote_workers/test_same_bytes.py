@@ -71,8 +71,9 @@ def test_a_validation_ends_alike(leaf_of: Any, same: Callable[[Any, Any], bool])
     with get_savable_loader(build(WorkerConfig(0, 1))) as loader:
         expected = list(loader)
     with serving(build(WorkerConfig(0, 1))) as served:
-        with get_savable_loader(build(WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            assert same(list(loader), expected)
+        for workers in (served.tcp(), f"tcp://{served.address}"):
+            with get_savable_loader(build(WorkerConfig(0, 1, workers=workers))) as loader:
+                assert same(list(loader), expected)
 
 
 def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:

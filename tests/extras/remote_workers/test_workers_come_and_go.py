@@ -154,6 +154,42 @@ def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> No
         assert [digest(batch) for batch in loader] == expected_of(leaf)
 
 
+#: What each Python process of a test runs at its start: the name ``decoders`` has the addresses in a file.
+NAMES = """
+import socket
+real = socket.getaddrinfo
+def getaddrinfo(host, *rest, **options):
+    hosts = open({path!r}).read().split() if host == "decoders" else [host]
+    return [found for one in hosts for found in real(one, *rest, **options)]
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+def test_a_name_whose_addresses_change_in_the_run(
+    leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf, names = leaf_of(50), tmp_path / "names"
+    names.write_text("127.0.0.1")
+    (tmp_path / "sitecustomize.py").write_text(NAMES.format(path=str(names)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    first = Served(dataset_of(leaf, ALONE), 1)
+    second = Served(dataset_of(leaf, ALONE), 1, port=first.port, host="127.0.0.2")
+    try:
+        config = WorkerConfig(0, 1, workers=TcpWorkers([f"decoders:{first.port}"]))
+        with get_savable_loader(dataset_of(leaf, config)) as loader:
+            iterator = iter(loader)
+            found = [digest(batch) for batch in take(iterator, 6)]
+            pool: Any = loader._workers.executor()
+            assert [str(worker).count("127.0.0.1") for worker in pool._workers] == [1]
+            names.write_text("127.0.0.2")
+            first.kill()
+            found += [digest(batch) for batch in iterator]
+    finally:
+        first.kill()
+        second.kill()
+    assert found == expected_of(leaf)
+
+
 def test_a_refusal_is_forgotten_when_a_worker_joins(
     leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
