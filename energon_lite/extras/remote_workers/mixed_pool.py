@@ -197,10 +197,6 @@ class MixedPool(WorkerPool):
         source.start()
 
     @property
-    def _elsewhere(self) -> list[WorkerHandle]:
-        return self._workers[self._num_workers :]
-
-    @property
     def more_ahead(self) -> int:
         return self._base_depth * (len(self._workers) - self._num_workers) if self._pace.is_short else 0
 
@@ -233,8 +229,8 @@ class MixedPool(WorkerPool):
     def _free_worker(self, most: int) -> WorkerHandle | None:
         """Return a local worker; or one elsewhere, if local ones cannot keep up. A job in which a worker ended is left
         to local ones, whose end says more; but one that the trainer waits for is begun by whoever can."""
-        elsewhere = [worker for worker in self._elsewhere if not worker.is_silent]
-        local = self._workers[: self._num_workers]
+        local, elsewhere = self._workers[: self._num_workers], self._workers[self._num_workers :]
+        elsewhere = [worker for worker in elsewhere if not worker.is_silent]
         spares = bool(elsewhere) and self._load is not None and self._load.is_high()
         if not spares and (worker := fewest_jobs(local, most)) is not None:
             return worker
