@@ -191,16 +191,17 @@ def test_fuzzed_answers(count: int, seed: int) -> None:
     assert 0 < fine < count
 
 
-def test_a_server_outlives_and_counts_what_comes(leaf_of: Any) -> None:
+@pytest.mark.parametrize("count", nightly_but({0}, [60, 100_000]))
+def test_a_server_outlives_and_counts_what_comes(leaf_of: Any, count: int) -> None:
     dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
-    draw, (honest, _), count = random.Random(2), _honest_handshake(), 60
+    draw, (honest, _) = random.Random(count), _honest_handshake()
     with serving(dataset) as served:
-        for number in range(count):
+        for _ in range(count):
             with socket.create_connection(("127.0.0.1", served.port)) as connection:
                 with suppress(OSError):  # the server has closed it already
                     connection.sendall(_hostile(draw, honest))
                     connection.shutdown(socket.SHUT_WR)
-                assert until(lambda: served.refused == number + 1)  # noqa: B023
+        assert until(lambda: served.refused == count)
         with get_savable_loader(
             get_train_dataset(leaf_of(50), batch_size=4, worker_config=WorkerConfig(0, 1, workers=served.tcp()))
         ) as loader:
