@@ -18,7 +18,7 @@ from typing import Any
 
 from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.extras.remote.file_versions import version_of
-from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, tried
+from energon_lite.extras.remote.remote_files import copy_file, file_system, list_files, listed_size, size_in, tried
 from energon_lite.extras.remote.remote_index import in_threads, scan_remote_shard
 from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
 from energon_lite.storage.files.byte_ranges import Listing
@@ -65,8 +65,7 @@ class _Shards(Shards):
         return scan_remote_shard(self.root, unit, self._size(unit))
 
     def _size(self, unit: str) -> int:
-        listed = self._there[unit].get("size")
-        return file_size(self.where(unit)) if listed is None else int(listed)
+        return listed_size(self.where(unit), self._there[unit])
 
     def outcome(self, unit: str) -> Outcome:
         """Scan a shard, and keep the result; return its table, or the error of a damaged shard."""
@@ -187,8 +186,7 @@ def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolde
             for path, info in there.items():
                 folder, _, file = path.rpartition("/")
                 if folder == nv_meta.META_FOLDER and file != _MARK and not file.endswith((".lock", ".tmp")):
-                    size = info.get("size")
-                    copy_file(url, path, os.path.join(meta, file), None if size is None else int(size))
+                    copy_file(url, path, os.path.join(meta, file), size_in(info))
             yield RemoteFolder(url, root, there)
         except BaseException:
             if mark not in there:
@@ -259,8 +257,8 @@ def put_file(url: str, name: str, source: str) -> None:
     def put() -> None:
         fs.put_file(source, f"{base}/{name}")
         fs.invalidate_cache()
-        size, there = os.path.getsize(source), fs.info(f"{base}/{name}").get("size")
-        if there is not None and int(there) != size:
+        size, there = os.path.getsize(source), size_in(fs.info(f"{base}/{name}"))
+        if there not in (None, size):
             raise OSError(f"{there} bytes were written instead of {size}")
 
     tried(put, url, name)

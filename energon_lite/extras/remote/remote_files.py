@@ -220,6 +220,22 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
     tried(request, url, name, _PATIENCE_AT_START)
 
 
+def size_in(info: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a file by the store's record of it; None: it does not say."""
+    size = info.get("size")
+    return None if size is None else int(size)
+
+
+def listed_size(url: str, info: Mapping[str, Any]) -> int:
+    """Return the bytes of a file by its record in a listing; if that has no size, by a record of its own.
+
+    Raises:
+        FileNotFoundError, DatasetError: as :func:`file_size`.
+    """
+    size = size_in(info)
+    return file_size(url) if size is None else size
+
+
 def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
     """Return the bytes of a remote file; ``info`` is the result of :func:`file_info` if that was called before.
 
@@ -227,12 +243,12 @@ def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
         FileNotFoundError: there is no such file.
         DatasetError: the store failed, or its record has no size.
     """
-    size = (file_info(url) if info is None else info).get("size")
+    size = size_in(file_info(url) if info is None else info)
     if size is None:
         raise DatasetError(
             "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"
         )
-    return int(size)
+    return size
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from energon_lite.errors import MissingShardError, NotPreparedError
 from energon_lite.extras.remote.file_versions import numbers_of, version_in, version_of
-from energon_lite.extras.remote.remote_files import copy_file, file_info, file_size, list_files, read_range
+from energon_lite.extras.remote.remote_files import copy_file, file_info, list_files, listed_size, read_range, size_in
 from energon_lite.storage.files.atomic_file import (
     only_one,
     remove_if_there,
@@ -107,18 +107,13 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
         if any(versions[name]) and have.get(name) == versions[name] and os.path.exists(local):
             continue
         with replacing(local) as temporary:
-            copy_file(path, f"{META_FOLDER}/{name}", temporary, there[name].get("size"))
+            copy_file(path, f"{META_FOLDER}/{name}", temporary, size_in(there[name]))
     remove_leftovers(folder)
     for name in set(os.listdir(folder)) - set(versions):
         if not name.endswith(".tmp"):  # without locks, other processes may be copying
             remove_if_there(os.path.join(folder, name))
     if have != versions:
         write_bytes(record, json.dumps(versions).encode())
-
-
-def _size(info: Mapping[str, Any]) -> int | None:
-    size = info.get("size")
-    return None if size is None else int(size)
 
 
 # -- index of a data set that has none ------------------------------------------------------------------------------
@@ -194,11 +189,7 @@ def in_threads(work: Callable[[str], T], names: Collection[str]) -> Generator[tu
 def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
     _log.warning("%s has no packed index: making one from the files next to its %d shards", root, len(counts))
 
-    def size_of(name: str) -> int:
-        listed = _size(there[name])
-        return file_size(f"{root}/{name}") if listed is None else listed
-
-    sizes = dict(in_threads(size_of, counts))
+    sizes = dict(in_threads(lambda name: listed_size(f"{root}/{name}", there[name]), counts))
     scans: dict[str, ShardScan] = {}
     database = key_database()
     if database is not None and f"{META_FOLDER}/{SQLITE_INDEX}" in there:
@@ -221,7 +212,7 @@ def _from_database(
     # A temporary file that is used only here; if the process is killed, the next one removes it.
     temporary = temporary_path(os.path.join(folder, "energon.sqlite"))
     try:
-        copy_file(root, name, temporary, _size(there[name]))
+        copy_file(root, name, temporary, size_in(there[name]))
         return {scan.name: scan for scan in database.scans(temporary, shards)}
     finally:
         remove_if_there(temporary)
@@ -303,7 +294,7 @@ def _opened(
     for name in shards:
         if name not in there:
             raise missing_shard(root, name)
-        size = _size(there[name])
+        size = size_in(there[name])
         if size is not None and size != expected[name]:
             raise changed_shard(f"{root}/{name}", expected[name], size)
     return index, path, tuple(version_in(there[name]) for name in shards)

@@ -68,17 +68,14 @@ def kind_of(error: BaseException) -> Kind:
         >>> kind_of(ConnectionRefusedError()), kind_of(PermissionError()), kind_of(FileNotFoundError())
         ('passing', 'refused', 'missing')
     """
-    kinds = [_kind_of_one(link) for link in _chain(error)]
-    return next((kind for kind in kinds if kind != "unknown"), "unknown")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and up to four of its causes."""
-    for _ in range(5):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    link: BaseException | None = error
+    for _ in range(5):  # the error and up to four of its causes
+        if link is None:
+            break
+        if (kind := _kind_of_one(link)) != "unknown":
+            return kind
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "unknown"
 
 
 def _kind_of_one(error: BaseException) -> Kind:

@@ -7,9 +7,9 @@ import select
 import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.remote_workers.host_load import HostLoad
 from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.transport import Channel, WakingChannel
 from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, fewest_jobs
@@ -23,12 +23,16 @@ logger = logging.getLogger(__name__)
 _LATE, _LATE_JOBS, _LATE_LONGEST = 0.1, 3.0, 1.5
 #: Weight of the longest recent job after each further one.
 _FADES = 0.99
-#: Weight of the last measurement in a moving average.
+#: Weight of the last measurement in a moving average; and in that of all workers' jobs, and its first value.
 _LAST = 0.1
+_LAST_JOB, _UNKNOWN = 0.2, 1.0
 #: A longer pause of the trainer, in steps, counts as this many: it saves, or evaluates.
 _PAUSE = 4.0
 #: Share of their time that local workers may need to keep up, before others are given jobs.
 _BUSY = 0.95
+#: Seconds between two measurements of the load of this machine, and the counters of Linux with it.
+_EVERY = 0.5
+_COUNTERS = Path("/proc/stat")
 
 
 class RemoteHandle(WorkerHandle):
@@ -138,6 +142,40 @@ class Pace:
         return self._job > _BUSY * self._step * self._local
 
 
+class HostLoad:
+    """Comparison of the share of this machine's processors that is in use with a limit.
+
+    Args:
+        limit: share from which on the load is high, 0 to 1.
+    """
+
+    def __init__(self, limit: float):
+        self._limit = limit
+        self._at = 0.0
+        self._counted = (0, 0)
+        self._share = 0.0
+
+    def is_high(self) -> bool:
+        """Return whether the share is above the limit; False on systems without counters."""
+        now = time.monotonic()
+        if now - self._at >= _EVERY:
+            self._at = now
+            before, self._counted = self._counted, _busy_and_all()
+            busy, total = (later - earlier for later, earlier in zip(self._counted, before, strict=True))
+            self._share = busy / total if before != (0, 0) and total else 0.0
+        return self._share > self._limit
+
+
+def _busy_and_all() -> tuple[int, int]:
+    """Return the ticks in which processors were busy, and all ticks."""
+    try:
+        _, *ticks = _COUNTERS.read_text().split("\n", 1)[0].split()
+    except OSError:
+        return 0, 0
+    numbers = [int(tick) for tick in ticks[:8]]
+    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+
+
 class MixedPool(WorkerPool):
     """Pool whose further workers come from a source, and may leave at any time.
 
@@ -152,14 +190,11 @@ class MixedPool(WorkerPool):
         self._pace = Pace(request.num_workers)
         self._load = None if host_load is None else HostLoad(host_load)
         self._longest = 0.0  # seconds of the longest recent job
+        self._mean = _UNKNOWN  # moving average of the seconds of a job, which the end of a worker does not change
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
         self._poll.register(source.joined.fileno(), select.POLLIN)
         source.start()
-
-    @property
-    def _elsewhere(self) -> list[WorkerHandle]:
-        return self._workers[self._num_workers :]
 
     @property
     def more_ahead(self) -> int:
@@ -193,13 +228,15 @@ class MixedPool(WorkerPool):
 
     def _free_worker(self, most: int) -> WorkerHandle | None:
         """Return a local worker; or one elsewhere, if local ones cannot keep up. A job in which a worker ended is left
-        to local ones, whose end says more."""
-        elsewhere = [worker for worker in self._elsewhere if not worker.is_silent]
-        local = self._workers[: self._num_workers]
+        to local ones, whose end says more; but one that the trainer waits for is begun by whoever can."""
+        local, elsewhere = self._workers[: self._num_workers], self._workers[self._num_workers :]
+        elsewhere = [worker for worker in elsewhere if not worker.is_silent]
         spares = bool(elsewhere) and self._load is not None and self._load.is_high()
         if not spares and (worker := fewest_jobs(local, most)) is not None:
             return worker
-        if local and not spares and (not self._pace.is_short or self._waiting[0] in self._deaths):
+        first = self._waiting[0]
+        is_left = first != self._awaited and (not self._pace.is_short or first in self._deaths)
+        if local and not spares and is_left:
             return None
         return fewest_jobs(elsewhere, most)
 
@@ -248,6 +285,7 @@ class MixedPool(WorkerPool):
             return
         seconds = (self._work.busy - before) / done
         self._longest = max(seconds, _FADES * self._longest)
+        self._mean += _LAST_JOB * (seconds - self._mean)
         if isinstance(worker, LocalHandle):
             self._pace.made(seconds)
 
@@ -266,7 +304,7 @@ class MixedPool(WorkerPool):
         second = fewest_jobs(others, 0 if runs else self._base_depth)
         if second is None:
             return None
-        late = max(_LATE, _LATE_JOBS * self._seconds, _LATE_LONGEST * self._longest if runs else 0.0)
+        late = max(_LATE, _LATE_JOBS * self._mean, _LATE_LONGEST * self._longest if runs else 0.0)
         return second, max(0.0, holders[0].since + late - time.monotonic())
 
     def _lost_with(self, worker: WorkerHandle) -> list[int]:

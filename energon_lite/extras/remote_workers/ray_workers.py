@@ -192,7 +192,7 @@ class RaySource(WorkerSource):
         self._problem: BaseException | None = None
         self._failed = 0  # actors that ended at their start since the last one that did not
         self._again = 0.0  # time of the next start
-        self._short_at = 0.0
+        self._short_at = self._ended_at = 0.0  # times at which more were needed, and one was ended, last
 
     def start(self) -> None:
         connect_to_ray(self._workers.address)  # only now, because local workers are forked
@@ -213,12 +213,12 @@ class RaySource(WorkerSource):
             self._live.remove(worker)
 
     def spare(self) -> Sequence[RemoteHandle]:
-        now = time.monotonic()
-        self._short_at = now if self.is_short or not self._short_at else self._short_at
-        if now - self._short_at < _IDLE or self._wanted <= self._workers.minimum:
+        now, least = time.monotonic(), self._workers.minimum
+        self._short_at = now if self.is_short else self._short_at
+        if now - max(self._short_at, self._ended_at) < _IDLE or len(self._live) <= least:
             return ()
-        self._short_at = now
-        self._wanted -= 1
+        self._ended_at = now
+        self._wanted = max(least, self._wanted - 1)
         with self._lock:
             return [worker for worker in self._live[self._wanted :] if not worker.tickets]
 

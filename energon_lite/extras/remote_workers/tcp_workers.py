@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -29,6 +29,9 @@ from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import PipeChannel
 from energon_lite.loading.executors.worker_handle import trainer_ends
+from energon_lite.loading.executors.worker_process import Answer
+from energon_lite.loading.makers.observers import Times
+from energon_lite.loading.makers.outcomes import Failure
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class TcpChannel(PipeChannel):
     def __init__(self, pair: socket.socket, segments: Segments, max_bytes: int):
         super().__init__(pair, SegmentReader(segments))
         self._frames = frames(pair, [max_bytes])
+        self.tickets: Collection[int] = ()  # of the jobs that the worker has
         self.is_silent = False
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
@@ -82,12 +86,33 @@ class TcpChannel(PipeChannel):
         if got is None:
             return None
         body = got.body if got.kind == MESSAGE else self._segments.view(*PLACE.unpack(got.body))
-        try:
-            return wire.unpack(body), body.nbytes
-        except wire.UnknownClassError:
-            raise
-        except Exception as error:
-            raise FrameError(f"a message that cannot be read: {error}") from None
+        return answers_in(body, self.tickets), body.nbytes
+
+
+def answers_in(body: memoryview, tickets: Collection[int]) -> tuple[Sequence[Answer], Any, Sequence[Times]]:
+    """Return the answers in a message of a worker, or its report of failures, and times.
+
+    Args:
+        body: the message.
+        tickets: tickets of the jobs that the worker has.
+
+    Raises:
+        FrameError: the message has no answers to these jobs.
+        UnknownClassError: see :func:`energon_lite.extras.wire.unpack`.
+    """
+    try:
+        answers, seconds, said = wire.unpack(body)
+        answered = [ticket for ticket, _, _ in answers]
+        of_jobs = len({*answered}) == len(answered) and all(ticket in tickets for ticket in answered)
+        whole = all(len(value) == 5 if ok else isinstance(value, BaseException) for _, ok, value in answers)
+        kinds: tuple[type, ...] = (float,) if answers else (Failure, dict)
+        if not (of_jobs and whole and isinstance(seconds, kinds) and all(isinstance(one, Times) for one in said)):
+            raise TypeError("it answers none of the worker's jobs")
+        return answers, seconds, said
+    except wire.UnknownClassError:
+        raise
+    except Exception as error:
+        raise FrameError(f"a message that cannot be read: {error}") from None
 
 
 class TcpHandle(RemoteHandle):
@@ -98,6 +123,7 @@ class TcpHandle(RemoteHandle):
     def __init__(self, number: int, address: str, pair: socket.socket, segments: Segments, max_bytes: int):
         channel = TcpChannel(pair, segments, max_bytes)
         super().__init__(number, channel, address)
+        channel.tickets = self.tickets
         trainer_ends.add(channel)
         self._pair = pair
 

@@ -85,20 +85,26 @@ def _children() -> dict[int, str]:
 
 
 @contextmanager
-def _fire(loader: SavableDataLoader, draw: random.Random, found: list[Any]) -> Iterator[None]:
-    """Kill a worker, whichever, every half a second; on a machine that is busy, later."""
+def _fire(loader: SavableDataLoader, draw: random.Random, found: list[Any], hit: int) -> Iterator[None]:
+    """Kill or stop a worker, whichever, every half a second, and let the one before go on; kill later on a machine that
+    is busy."""
     ended = threading.Event()
 
     def shoot() -> None:
-        earliest = 0
+        earliest, stopped = 0, list[int]()
         while not ended.wait(PAUSE):
+            while stopped:
+                os.kill(stopped.pop(), signal.SIGCONT)
             if len(found) < earliest:
                 continue
             earliest = len(found) + IN_FLIGHT
             executor: Any = loader._workers.executor()
             pid = draw.choice([worker.process.pid for worker in executor._workers])
             if pid in _children():
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, hit)
+                stopped += [pid] if hit == signal.SIGSTOP else []
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=shoot)
     thread.start()
@@ -112,15 +118,19 @@ def _fire(loader: SavableDataLoader, draw: random.Random, found: list[Any]) -> I
 @pytest.mark.parametrize(
     "samples, seconds", [(500, 2), pytest.param(2000, 15, marks=pytest.mark.nightly, id="2000-nightly")]
 )
-@pytest.mark.parametrize("manner", MANNERS)
-def test_a_worker_is_killed_every_half_a_second(manner: str, samples: int, seconds: int, leaf_of: Any) -> None:
+@pytest.mark.parametrize(
+    ("manner", "hit"), [*((manner, signal.SIGKILL) for manner in MANNERS), ("planned", signal.SIGSTOP)]
+)
+def test_a_worker_is_hit_every_half_a_second(
+    manner: str, hit: signal.Signals, samples: int, seconds: int, leaf_of: Any
+) -> None:
     with _loader(leaf_of(samples), manner, 0) as alone:
         expected = [_digest(batch) for batch in alone]
     before = _children()
     with _loader(leaf_of(samples), manner, 2) as loader:
         iterator = iter(loader)
         found = [_digest(next(iterator))]  # the workers are there
-        with _fire(loader, random.Random(samples), found):
+        with _fire(loader, random.Random(samples), found, hit):
             for batch in iterator:
                 found.append(_digest(batch))
                 time.sleep(seconds / len(expected))  # a step of training
@@ -128,7 +138,7 @@ def test_a_worker_is_killed_every_half_a_second(manner: str, samples: int, secon
         # Whoever was killed behind the last batch is waited for when the loader closes.
         own = [state for pid, state in _children().items() if pid not in before]
         assert own.count("Z") <= loader.worker_config.num_workers
-    assert deaths >= seconds
+    assert deaths >= seconds if hit == signal.SIGKILL else not deaths
     assert found == expected
     keys = [key for *names, _ in found for name in names for key in name.split("+")]
     assert sorted(keys) == sorted(f"a-{number}" for number in range(samples))

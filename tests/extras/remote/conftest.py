@@ -1,4 +1,4 @@
-"""A bucket in memory, and a clock."""
+"""A bucket in memory, a clock, and runs with a store of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from energon_lite.extras.remote import remote_files, store_tries
 from energon_lite.storage.files import retries
+from tests.extras.remote.store_runs import run
 from tests.extras.remote.stored_files import wait_for_writers
+
+__all__ = ["Clock", "bucket", "clock", "run"]
 
 
 @pytest.fixture

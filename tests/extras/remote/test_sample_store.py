@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,12 +15,8 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon_lite import (
-    SkipSample,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
@@ -28,70 +24,13 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.errors import DatasetError, FatalSampleError, UsageError
-from energon_lite.extras.remote import SampleStore, checked_bucket
+from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.extras.remote import SampleStore
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
+from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, damaged, examples, take
-
-LARGE = 1 << 30
-
-
-class Encoder(TaskEncoder):
-    """Writes down each call. Some samples draw, some ask for their number, some are left out."""
-
-    def __init__(self, calls: Path, salt: int = 0):
-        self.calls = str(calls)
-        self.salt = salt
-
-    def encode_sample(self, sample: Any) -> Any:
-        with open(self.calls, "a") as file:
-            file.write(f"{sample.text}\n")
-        number = int(sample.text.rsplit("-", 1)[-1])
-        extra = self.salt
-        if number % 4 == 1:
-            extra += float(torch.rand(()))
-        if number % 4 == 2:
-            extra += float(self.rng.random())
-        if number % 8 == 3:
-            extra += self.current_sample_index
-        if number == 7:
-            raise SkipSample("7")
-        return {"__key__": sample.__key__, "values": torch.full((1 + number % 3,), extra), "pair": (number, "x")}
-
-    def batch(self, samples: list[Any]) -> Any:
-        for sample in samples:
-            sample["values"] += 1  # in place: it must not be found in the store
-        return samples
-
-
-@pytest.fixture
-def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[list[Any], int]]:
-    """``run(...)``: batches of a run, and how often the hook was called."""
-
-    def batches(
-        store: SampleStore | None,
-        *,
-        config: WorkerConfig = ALONE,
-        encoder: TaskEncoder | None = None,
-        count: int = 20,
-        samples: int = 32,
-        **arguments: Any,
-    ) -> tuple[list[Any], int]:
-        calls = tmp_path / "calls"
-        calls.write_text("")
-        encoder = encoder or Encoder(calls)
-        arguments = {"batch_size": 4, **arguments}
-        dataset = get_train_dataset(leaf_of(samples), worker_config=config, task_encoder=encoder, **arguments)
-        with get_savable_loader(dataset, sample_store=store) as loader:
-            return take(loader, count), len(calls.read_text().split())
-
-    return batches
-
-
-def store_in(tmp_path: Path, **arguments: Any) -> SampleStore:
-    return SampleStore(str(tmp_path / "store"), **{"max_bytes": LARGE, **arguments})
+from tests.testing import ALONE, alone, examples, take
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +73,38 @@ def test_hits_are_counted(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
             assert loader.stats()["cache"]["stored_samples"] == hits
 
 
+def test_ranks_share_samples_without_messages(
+    tmp_path: Path, same: Callable[..., bool], leaf_of: Callable[..., Path]
+) -> None:
+    """Each finds in its second epoch what others have made in the first, and no socket is made."""
+    leaf, calls = leaf_of(32), tmp_path / "calls"
+
+    def batches(rank: int, count: int, store: SampleStore | None) -> list[Any]:
+        arguments: dict[str, Any] = {"worker_config": WorkerConfig(rank, 2), "task_encoder": Plain(calls)}
+        with get_savable_loader(get_train_dataset(leaf, batch_size=4, **arguments), sample_store=store) as loader:
+            return take(loader, count)
+
+    def made(count: int) -> int:
+        """How many samples are made by two ranks at the same time."""
+        calls.write_text("")
+        children = []
+        for rank in range(2):
+            children.append(os.fork())
+            if not children[-1]:
+                try:
+                    sys.addaudithook(lambda event, _: os._exit(2) if event.startswith("socket.") else None)
+                    found = batches(rank, count, store_in(tmp_path, checked=0))
+                    os._exit(not same(found, expected[rank][:count]))
+                finally:
+                    os._exit(3)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        return len(calls.read_text().split())
+
+    expected = [batches(rank, 8, None) for rank in range(2)]
+    assert made(4) == 32
+    assert made(8) == 0
+
+
 @pytest.mark.parametrize("other", [{"version": "2"}, {}])
 def test_other_hooks_have_other_samples(run: Callable[..., Any], tmp_path: Path, other: dict[str, Any]) -> None:
     encoder = Encoder(tmp_path / "calls", salt=0 if other else 5)
@@ -141,17 +112,6 @@ def test_other_hooks_have_other_samples(run: Callable[..., Any], tmp_path: Path,
     run(store_in(tmp_path), count=8)
     found, calls = run(store_in(tmp_path, **other), encoder=encoder, count=7)
     assert repr(found) == repr(expected) and calls >= 28
-
-
-@settings(max_examples=examples(12))
-@given(st.data())
-def test_a_damaged_file_is_made_again(
-    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], data: st.DataObject
-) -> None:
-    expected, _ = run(store_in(tmp_path), count=8)
-    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
-        path.write_bytes(damaged(data, path.read_bytes()))
-    assert same(run(store_in(tmp_path), count=8)[0], expected)
 
 
 class Unsteady(TaskEncoder):
@@ -187,19 +147,6 @@ def test_a_full_folder_keeps_what_comes_next(
     # Samples of other hooks, which nobody uses any more, give way.
     assert same(run(store_in(tmp_path, max_bytes=4000, version="2"))[0], expected)
     assert not {*kept} <= {*files_in(tmp_path / "store")}
-
-
-class Plain(TaskEncoder):
-    """Samples of equal size, without random numbers. Writes down each call."""
-
-    def __init__(self, calls: Path):
-        self.calls = str(calls)
-
-    @stateless(restore_seeds=False)
-    def encode_sample(self, sample: Any) -> Any:
-        with open(self.calls, "a") as file:
-            file.write(f"{sample.text}\n")
-        return {"__key__": sample.__key__, "values": torch.full((400,), int(sample.text.rsplit("-", 1)[-1]))}
 
 
 @pytest.mark.parametrize(("copies", "most"), [(1, 0.9), (-1, 0.7)])
@@ -246,67 +193,6 @@ def test_a_bucket_is_bounded(run: Callable[..., Any], bucket: str, tmp_path: Pat
         for name, contents in objects().items():
             sizes[name.split("/")[3]] += len(contents)
         assert len(sizes) == 256 and max(sizes.values()) <= 8000 and sum(sizes.values()) > 256 * 3000
-
-
-def test_a_bucket_that_fails_is_told_once(
-    run: Callable[..., Any],
-    bucket: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    same: Callable[..., bool],
-) -> None:
-    expected, _ = run(None)
-    store = SampleStore(bucket, max_bytes=LARGE)
-    put = checked_bucket.put_bytes
-
-    def full(url: str, name: str, data: bytes) -> None:
-        if data:
-            raise DatasetError("no space is left there", where=url)
-        put(url, name, data)
-
-    monkeypatch.setattr(checked_bucket, "put_bytes", full)
-    assert same(run(store)[0], expected)
-    assert caplog.text.count("no space is left there") == 1
-    with pytest.raises(UsageError, match="nothing can be written"):
-        run(SampleStore("http://127.0.0.1:9/samples", max_bytes=LARGE))
-
-
-def test_a_full_disk_is_told_once(
-    run: Callable[..., Any],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    same: Callable[..., bool],
-) -> None:
-    expected, _ = run(None)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    assert same(run(store_in(tmp_path))[0], expected)
-    assert caplog.text.count("No space left on device") == 1
-    assert not files_in(tmp_path / "store")
-
-
-def test_kills_leave_nothing_wrong(run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool]) -> None:
-    expected, _ = run(None, count=8)
-    random = Random(0)
-    began = time.monotonic()
-    run(store_in(tmp_path), count=8)
-    longest = 2 * (time.monotonic() - began)
-    for _ in range(examples(20)):
-        for path in files_in(tmp_path / "store"):
-            if random.random() < 0.3:
-                path.unlink()
-        child = os.fork()
-        if child == 0:
-            run(store_in(tmp_path), count=8)
-            os._exit(0)
-        time.sleep(random.random() * longest)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)
 
 
 class Nothing(TaskEncoder):

@@ -22,8 +22,10 @@ class Served:
         port: 0: any.
     """
 
-    def __init__(self, dataset: SavableDataset, workers: int = 2, port: int = 0, **options: Any):
-        server = JobServer(dataset, "127.0.0.1", port, workers=workers, **options)
+    def __init__(
+        self, dataset: SavableDataset, workers: int = 2, port: int = 0, host: str = "127.0.0.1", **options: Any
+    ):
+        server = JobServer(dataset, host, port, workers=workers, **options)
         self.address, self._refused = server.address, server
         self.process = multiprocessing.get_context("fork").Process(target=server.run)
         self.process.start()

@@ -6,23 +6,29 @@ import random
 import socket
 import struct
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
-import msgpack
+import numpy as np
 import pytest
+import torch
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
-from energon_lite.extras.remote_workers import JobServer, TcpWorkers
+from energon_lite.extras.remote_workers import JobServer, TcpWorkers, handshake
 from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet, join
-from energon_lite.extras.remote_workers.run_card import run_card
+from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.extras.remote_workers.server import jobs_in
+from energon_lite.extras.remote_workers.tcp_workers import answers_in
 from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.outcomes import Failure
 from tests.extras.remote_workers.served import serving
 from tests.testing import ALONE, examples, nightly_but, until
 
@@ -51,21 +57,56 @@ def _hostile(draw: random.Random, honest: bytes) -> bytes:
     return bytes(changed)
 
 
-def _honest_handshake() -> bytes:
-    card = {"data": {}, "max_bytes": 1 << 20}
-    return b"".join([*frame(1, [memoryview(bytes(64))]), *frame(5, [memoryview(msgpack.packb(card))])])
+class Recorded:
+    """A connection, and what has come through it."""
+
+    def __init__(self, connection: socket.socket):
+        self.connection, self.received = connection, b""
+        self.settimeout, self.sendmsg = connection.settimeout, connection.sendmsg
+
+    def recv_into(self, memory: memoryview) -> int:
+        got = self.connection.recv_into(memory)
+        self.received += memory[:got]
+        return got
+
+
+def _honest_handshake(secret: bytes | None = None) -> tuple[bytes, bytes]:
+    """What an honest trainer and an honest worker send, as long as their random bytes are zeros."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handshake, "os", SimpleNamespace(urandom=bytes))
+        trainer, worker, card = Recorded(ours), Recorded(theirs), {"data": {}, "max_bytes": 1 << 20}
+        greeting = Thread(target=greet, args=(worker, secret, lambda _: None, {"workers": 1}, 60.0))
+        greeting.start()
+        join(trainer, secret, card, 60.0)  # type: ignore[arg-type]
+        greeting.join()
+    return worker.received, trainer.received
+
+
+@pytest.fixture(params=[None, b"s" * 32])
+def secret(request: pytest.FixtureRequest) -> bytes | None:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """No more memory is taken than was agreed, and what tests need."""
+    tracemalloc.start()
+    yield
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20
 
 
 @many
-@pytest.mark.parametrize("secret", [None, b"s" * 32])
+@pytest.mark.usefixtures("bounded")
 def test_fuzzed_handshakes(secret: bytes | None, count: int, seed: int) -> None:
-    draw, honest, cards = random.Random(seed), _honest_handshake(), list[Any]()
+    draw, (honest, _), cards = random.Random(seed), _honest_handshake(secret), list[Any]()
 
     def refuse(card: Any) -> None:
         cards.append(card)
         raise RefusedError("no trainer of this run")
 
-    tracemalloc.start()
     for _ in range(count):
         trainer, worker = socket.socketpair()
         with trainer, worker:
@@ -73,9 +114,29 @@ def test_fuzzed_handshakes(secret: bytes | None, count: int, seed: int) -> None:
             trainer.shutdown(socket.SHUT_WR)
             with pytest.raises(ENDS):
                 greet(worker, secret, refuse, {"workers": 1}, 1.0)
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
     assert not cards  # nobody gets so far without a proof
+
+
+@many
+@pytest.mark.usefixtures("bounded")
+def test_fuzzed_handshakes_of_peers_that_know_the_secret(
+    secret: bytes | None, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed behind the proof, too, whose random bytes are known here. Whatever it is, it ends."""
+    monkeypatch.setattr(handshake, "os", SimpleNamespace(urandom=bytes))
+    draw, honest, cards = random.Random(seed), _honest_handshake(secret), list[Any]()
+    for number in range(count):
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(_hostile(draw, honest[number % 2]))
+            there.shutdown(socket.SHUT_WR)
+            if number % 2:
+                with suppress(Exception):  # the receiver does not use such a server, and says why
+                    join(here, secret, {}, 1.0)
+            else:
+                with suppress(*ENDS):
+                    greet(here, secret, cards.append, {"workers": 1}, 1.0)
+    assert cards and all(isinstance(card, dict) for card in cards)
 
 
 AGREED = 1 << 16
@@ -105,25 +166,42 @@ def _end_of(sent: bytes) -> tuple[BaseException, int]:
 
 
 @many
+@pytest.mark.usefixtures("bounded")
 def test_fuzzed_frames(count: int, seed: int) -> None:
     draw, honest = random.Random(seed), _honest_frame()
-    tracemalloc.start()
     fine = sum(_end_of(_hostile(draw, honest))[1] for _ in range(count))
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
     assert fine < count  # only what the jobs say was changed
 
 
-def test_a_server_outlives_and_counts_what_comes(leaf_of: Any) -> None:
+@many
+@pytest.mark.usefixtures("bounded")
+def test_fuzzed_answers(count: int, seed: int) -> None:
+    """Of a worker that was changed on its way. The trainer drops it, and no other error ends the run."""
+    value = ({"__key__": ["a-7"], "x": torch.zeros(3)}, [0], 0, None, 7)
+    messages = [([(7, True, value)], 0.5, []), ((), Failure("a", "a-7", "decode", "ValueError: no", False), ())]
+    honest = [b"".join(wire.pack(message)) for message in messages]
+    draw, fine = random.Random(seed), 0
+    for number in range(count):
+        body = np.frombuffer(_hostile(draw, honest[number % 2]) or b"0", dtype=np.uint8).copy()
+        try:
+            answers, _, _ = answers_in(body.data, [7])
+            fine += [ticket for ticket, _, _ in answers] in ([7], [])
+        except (FrameError, wire.UnknownClassError):
+            continue
+    assert 0 < fine < count
+
+
+@pytest.mark.parametrize("count", nightly_but({0}, [60, 100_000]))
+def test_a_server_outlives_and_counts_what_comes(leaf_of: Any, count: int) -> None:
     dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
-    draw, honest, count = random.Random(2), _honest_handshake(), 60
+    draw, (honest, _) = random.Random(count), _honest_handshake()
     with serving(dataset) as served:
-        for number in range(count):
+        for _ in range(count):
             with socket.create_connection(("127.0.0.1", served.port)) as connection:
                 with suppress(OSError):  # the server has closed it already
                     connection.sendall(_hostile(draw, honest))
                     connection.shutdown(socket.SHUT_WR)
-                assert until(lambda: served.refused == number + 1)  # noqa: B023
+        assert until(lambda: served.refused == count)
         with get_savable_loader(
             get_train_dataset(leaf_of(50), batch_size=4, worker_config=WorkerConfig(0, 1, workers=served.tcp()))
         ) as loader:
@@ -186,6 +264,27 @@ def test_other_runs_are_refused_by_name(leaf_of: Any, tmp_path: Path) -> None:
     assert "does not know the secret" in _refused(leaf, tmp_path, Sized(1), Sized(1), differ=True)
 
 
+def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
+    runs = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE, task_encoder=Sized(1)).resolved
+    card = run_card(runs.identity.to_plain(), runs.runner())
+    check_card(card, card, runs.identity)
+    for change, text in (
+        ({"environment": card["environment"] | {"torch": "0.1"}}, "torch is 0.1 at the trainer and "),
+        ({"code": dict.fromkeys(card["code"], "0")}, "the code of the task encoder in test_hostile_peers.py differs"),
+        ({"seed": "7"}, "the seed is 7 at the trainer"),
+    ):
+        with pytest.raises(RefusedError, match=text):
+            check_card(card | change, card, runs.identity)
+
+
+def test_another_version_of_the_protocol_is_refused() -> None:
+    trainer, worker = socket.socketpair()
+    with trainer, worker:
+        worker.sendall(b"".join(frame(0, [memoryview(struct.pack("<H?32s", 2, False, bytes(32)))])))
+        with pytest.raises(RefusedError, match="speaks version 2 of the protocol, this trainer 1"):
+            join(trainer, None, {}, 60.0)
+
+
 def test_nothing_is_served_openly(leaf_of: Any) -> None:
     dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
     with pytest.raises(UsageError, match="without a secret or TLS"):
@@ -200,6 +299,8 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
             TcpWorkers([addresses])
     with pytest.raises(UsageError, match="without addresses"):
         TcpWorkers()
+    with pytest.raises(UsageError, match="secret is unknown"):
+        TcpWorkers.from_text("tcp://host:70?secret=abc")
     (tmp_path / "short").write_text("abc")
     config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"))
     with pytest.raises(UsageError, match="a secret of 3 bytes"):

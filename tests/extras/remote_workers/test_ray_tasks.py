@@ -136,17 +136,46 @@ def test_tokenize_writes_what_one_process_writes(cluster: Any, tmp_path: Path, i
     assert len(list(tmp_path.glob("one/*.tar"))) == 8
 
 
-def test_a_node_that_is_killed_in_the_middle_costs_nothing(cluster: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def dying(cluster: Any) -> Iterator[Callable[..., dict[str, bytes]]]:
+    """``dying(glob, folder, command)``: files that a command on Ray makes, two nodes being killed when it has so many
+    results."""
+
+    def run(many: Callable[[Path], bool], folder: Path, *command: object) -> dict[str, bytes]:
+        found = list[dict[str, bytes]]()
+        thread = Thread(target=lambda: found.append(_results(folder, [*command, "--ray"])))
+        thread.start()
+        deadline = time.monotonic() + 300
+        while not many(folder.parent / "copy"):
+            assert thread.is_alive() and time.monotonic() < deadline
+            time.sleep(0.01)
+        for node in sorted(cluster.worker_nodes, key=str)[2:]:
+            cluster.remove_node(node, allow_graceful=False)
+        thread.join()
+        return found[0]
+
+    yield run
+    for _ in range(4 - len(cluster.worker_nodes)):
+        cluster.add_node(num_cpus=1)
+
+
+def test_nodes_that_are_killed_in_the_middle_cost_nothing(
+    tmp_path: Path, dying: Callable[..., dict[str, bytes]]
+) -> None:
     text_dataset(tmp_path / "data", 4000, shards=2, prefix="a-")
-    options = ["measure", "--task-encoder", f"{HERE}:Slow"]
-    expected, found = _results(tmp_path / "data", [*options, "--num-workers", 1]), []
-    run = Thread(target=lambda: found.append(_results(tmp_path / "data", [*options, "--ray"])))
-    run.start()
-    deadline = time.monotonic() + 300
-    while len(list(tmp_path.glob("copy/.nv-meta/**/*.result"))) < 2:
-        assert run.is_alive() and time.monotonic() < deadline
-        time.sleep(0.01)
-    for node in sorted(cluster.worker_nodes, key=str)[2:]:
-        cluster.remove_node(node, allow_graceful=False)
-    run.join()
-    assert found == [expected]
+    command = ["measure", "--task-encoder", f"{HERE}:Slow"]
+    expected = _results(tmp_path / "data", [*command, "--num-workers", 1])
+    found = dying(lambda copy: len([*copy.glob(".nv-meta/**/*.result")]) >= 2, tmp_path / "data", *command)
+    assert found == expected
+
+
+def test_nodes_that_are_killed_while_they_prepare_cost_nothing(
+    tmp_path: Path, dying: Callable[..., dict[str, bytes]]
+) -> None:
+    for shard in range(60):
+        write_tar(tmp_path / f"raw/{shard:02}.tar", [(f"a-{shard}-{n}", {"txt": b"x" * n}) for n in range(2000)])
+    options = ["--split-ratio", "8,1,1", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
+    command = ["prepare", "--non-interactive", *options]
+    expected = _results(tmp_path / "raw", [*command, "--num-workers", 1])
+    found = dying(lambda copy: len([*copy.glob(".nv-meta/**/*.result")]) >= 2, tmp_path / "raw", *command)
+    assert found == expected

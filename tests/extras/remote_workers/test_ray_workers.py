@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import UsageError
-from energon_lite.extras.remote_workers import RayWorkers
-from tests.testing import ALONE, take, until
+from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.extras.remote_workers import RayWorkers, ray_workers
+from energon_lite.extras.remote_workers.ray_workers import RayHandle
+from energon_lite.loading.executors.worker_handle import LocalHandle
+from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
+from tests.extras.remote_workers.served import serving
+from tests.testing import ALONE, examples, take, until
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -30,7 +42,7 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
-        made.add_node(num_cpus=2, resources={"decoder": 2})
+        made.add_node(num_cpus=2, resources={"cpu_node": 2})
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
@@ -49,6 +61,14 @@ class Drawn(TaskEncoder):
         return {"__key__": [sample["__key__"] for sample in samples], "x": x, "y": x.numpy().astype(np.float32)}
 
 
+class Patient(Drawn):
+    """Takes its time."""
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        time.sleep(0.005)
+        return super().encode_sample(sample)
+
+
 class Packs(Drawn):
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         return [samples[at : at + 3] for at in range(0, len(samples), 3)]
@@ -63,18 +83,66 @@ def _dataset(leaf: Path, encoder: TaskEncoder, config: WorkerConfig) -> SavableD
 
 
 @pytest.mark.parametrize("encoder", [Drawn(), Packs()])
-@pytest.mark.parametrize("local", [1, 0])
 def test_actors_make_the_same_batches(
-    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], encoder: TaskEncoder, local: int
+    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], encoder: TaskEncoder
 ) -> None:
     with get_savable_loader(_dataset(leaf_of(50), encoder, ALONE)) as loader:
         expected = take(loader, 30)
         after = loader.save_state_rank()
-    workers = RayWorkers(2, 2, resources={"CPU": 1, "decoder": 1})
-    with get_savable_loader(_dataset(leaf_of(50), encoder, WorkerConfig(0, 1, local, workers=workers))) as loader:
+    workers = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
+    with get_savable_loader(_dataset(leaf_of(50), encoder, WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 30)
         assert same(batches, expected) and loader.save_state_rank() == after
         batches[0]["x"].zero_()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(3), phases=[Phase.generate])
+@given(data=st.data())
+def test_a_run_goes_on_with_workers_of_any_kind(
+    cluster: Any, leaf_of: Any, known_lengths: None, same: Callable[[Any, Any], bool], kind: str, data: st.DataObject
+) -> None:
+    """Actors, servers, threads, processes and the trainer alone, one after the other, and some beside each other."""
+    pipeline: Pipeline = data.draw(KINDS[kind])
+    build = pipeline.builder(leaf_of)
+
+    def go_on(count: int, config: WorkerConfig, state: Any, **options: Any) -> tuple[list[Any], Any]:
+        with get_savable_loader(build(config), **options) as loader:
+            loader.restore_state_rank(state)
+            return take(loader, count), loader.save_state_rank()
+
+    try:
+        expected, after = go_on(20, ALONE, None)
+    except EnergonLiteError:  # hooks that give no batch
+        return
+    with serving(build(ALONE)) as served:
+        actors, servers = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1}), served.tcp()
+        ways = [(WorkerConfig(0, 1, workers=actors), "fork"), (WorkerConfig(0, 1, 1, workers=actors), "thread")]
+        ways += [(WorkerConfig(0, 1, workers=servers), "fork"), (WorkerConfig(0, 1, 1), "fork")]
+        state, batches = None, list[Any]()
+        for config, method in data.draw(st.permutations(ways)):
+            found, state = go_on(5, config, state, start_method=method)
+            batches += found
+    assert same(batches, expected) and state == after
+
+
+@pytest.mark.parametrize("method", ["fork", "thread"])
+def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], method: str) -> None:
+    """Both make batches of the same run, as soon as local ones cannot keep up."""
+    config = WorkerConfig(0, 1, 1, workers="ray")
+    with get_savable_loader(_dataset(leaf_of(50), Patient(), config), start_method=method) as loader:
+        pool: Any = loader._workers.executor()
+        makers, send = Counter[type](), pool._send
+
+        def noting(worker: Any, tickets: Any) -> None:
+            makers[RayHandle if isinstance(worker, RayHandle) else LocalHandle] += len(tickets)
+            send(worker, tickets)
+
+        pool._send = noting
+        iterator, batches = iter(loader), list[Any]()
+        assert until(lambda: (batches.append(next(iterator)), min(makers[RayHandle], makers[LocalHandle]) > 20)[1])
+    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
+        assert same(batches, take(loader, len(batches)))
 
 
 def test_a_killed_actor_and_a_killed_node_cost_nothing(
@@ -82,17 +150,167 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(
 ) -> None:
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
         expected = take(loader, 60)
-    workers = RayWorkers(2, 2, resources={"CPU": 2, "decoder": 1})  # one on each node
+    workers = RayWorkers(2, 2, resources={"CPU": 2, "cpu_node": 1})  # one on each node
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 20)
         pool: Any = loader._workers.executor()
         victim = ray.get(pool._workers[0].channel.actor.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(victim, signal.SIGKILL)
         batches += take(loader, 20)
-        cluster.remove_node(next(iter(cluster.worker_nodes)))
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        cluster.add_node(num_cpus=2, resources={"cpu_node": 2})
         batches += take(loader, 20)
         assert loader.stats()["worker_deaths"] >= 1
     assert same(batches, expected)
+
+
+def _place_of(worker: Any) -> tuple[int, str]:
+    """Process of an actor, and its node."""
+    look = worker.channel.actor.__ray_call__
+    return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())), timeout=60)
+
+
+def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+    """Actors that are busy, and ahead, are killed, and the run goes on with servers, actors and local workers."""
+    build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
+    actors = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
+    with get_savable_loader(build(WorkerConfig(0, 1, workers=actors))) as loader:
+        batches = iter(loader)
+        take(batches, 5000)
+        state = loader.save_state_rank()
+        pool: Any = loader._workers.executor()
+        for worker in pool._workers:
+            ray.kill(worker.channel.actor)
+    with get_savable_loader(build(ALONE)) as loader:
+        expected = take(loader, 5020)[5000:]
+    with serving(build(ALONE)) as served:
+        for workers, local in ((served.tcp(), 0), (actors, 0), (None, 2)):
+            with get_savable_loader(build(WorkerConfig(0, 1, local, workers=workers))) as loader:
+                loader.restore_state_rank(state)
+                assert same(take(loader, 20), expected)
+
+
+def test_actors_come_while_they_are_needed(cluster: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "_CALM", 0.2)
+    monkeypatch.setattr(ray_workers, "_IDLE", 1.0)
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(3, 1, resources={"CPU": 1, "cpu_node": 1}))
+    with get_savable_loader(_dataset(leaf_of(50), Patient(), config)) as loader:
+        iterator, counts = iter(loader), set[int]()
+        pool: Any = loader._workers.executor()
+
+        def actors_after(pause: float) -> int:
+            time.sleep(pause)
+            next(iterator)
+            counts.add(len(pool._workers) - 1)
+            return len(pool._workers) - 1
+
+        assert until(lambda: actors_after(0.0) == 3)
+        assert until(lambda: actors_after(0.1) == 1)  # the local worker keeps up
+        counts.clear()
+        for _ in range(30):
+            actors_after(0.1)
+        assert counts == {1}
+
+
+class Fire:
+    """Kills or stops a worker every half a second, actors and local ones in turn; those that were stopped go on.
+
+    Args:
+        pool: their pool.
+        spared: the actor that is not hit.
+        seed: of the choices.
+        delivered: the batches until now.
+    """
+
+    def __init__(self, pool: Any, spared: Any, seed: int, delivered: list[Any]):
+        self.pool, self.spared, self.draw, self.delivered = pool, spared, random.Random(seed), delivered
+        self.hits = 0
+        self.pids = dict[Any, int]()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._shoot)
+        self._thread.start()
+
+    def _shoot(self) -> None:
+        stopped = killed = 0
+        while not self._over.wait(0.5):
+            others = [worker for worker in self.pool._workers if worker is not self.spared]
+            local = [worker for worker in others if isinstance(worker, LocalHandle)]
+            actors = [worker for worker in others if isinstance(worker, RayHandle)]
+            for worker in [worker for worker in actors if worker not in self.pids]:
+                with suppress(ray.exceptions.RayError):  # its node was killed
+                    self.pids[worker] = _place_of(worker)[0]
+            actors = [worker for worker in actors if worker in self.pids]
+            if stopped:
+                self._signal(stopped, signal.SIGCONT)
+            if not (victims := local if local and (self.hits % 2 or not actors) else actors):
+                continue
+            worker, hit = self.draw.choice(victims), self.draw.choice([signal.SIGKILL, signal.SIGSTOP])
+            stopped = worker.process.pid if worker in local else self.pids[worker]
+            if worker in local and len(self.delivered) < killed + 30:  # a job in which three workers die is given up
+                hit = signal.SIGSTOP
+            killed = len(self.delivered) if worker in local and hit == signal.SIGKILL else killed
+            self._signal(stopped, hit)
+            self.hits += 1
+
+    def _signal(self, pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for pid in self.pids.values():
+            self._signal(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_an_epoch_under_fire(
+    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], local: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers are killed or stopped every half a second, and a raylet is killed; one actor lives: batches come."""
+    caplog.set_level("ERROR", logger="energon_lite")
+
+    def dataset(config: WorkerConfig, encoder: TaskEncoder) -> SavableDataset:
+        arguments: dict[str, Any] = {"worker_config": config, "task_encoder": encoder}
+        return get_train_dataset(leaf_of(400), batch_size=2, repeat=False, **arguments)
+
+    workers = RayWorkers(3, 3, resources={"CPU": 1, "cpu_node": 1})
+    batches, waits, fire = list[Any](), list[float](), None
+    try:
+        with get_savable_loader(dataset(WorkerConfig(0, 1, local, workers=workers), Patient())) as loader:
+            iterator = iter(loader)
+            batches.append(next(iterator))
+            pool: Any = loader._workers.executor()
+            assert until(lambda: (pool.load(), len(pool._workers) == 3 + local)[1])
+            spared = pool._workers[local]
+            home, began = _place_of(spared)[1], time.monotonic()
+            for batch in iterator:
+                waits.append(time.monotonic() - began)
+                batches.append(batch)
+                if len(batches) == 40:
+                    fire = Fire(pool, spared, local, batches)
+                if len(batches) == 80:
+                    node = next(node for node in cluster.worker_nodes if node.node_id != home)
+                    cluster.remove_node(node, allow_graceful=False)
+                    cluster.add_node(num_cpus=2, resources={"cpu_node": 2})
+                time.sleep(0.05)  # a step of training
+                began = time.monotonic()
+    finally:
+        if fire is not None:
+            fire.end()
+    with get_savable_loader(dataset(ALONE, Drawn())) as loader:
+        assert same(batches, list(loader))
+    assert fire is not None and fire.hits > 5
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fire.pids.values()))
+    assert max(waits) < 1.5 + 10 * max(waits[20:39])  # a second, and what this machine needs without the fire
+
+
+def test_the_example(cluster: Any, leaf_of: Any) -> None:
+    script = Path(__file__).parents[3] / "examples" / "machines" / "ray_actors.py"
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+    command = [sys.executable, str(script), str(leaf_of(7))]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert said == f"{[f'a-{n}' for n in range(7)]}\n"
 
 
 class Gated(Drawn):
@@ -145,7 +363,7 @@ def test_local_workers_go_on_without_actors(
     """Ray refuses these actors before it starts a process, so that their ends take no time."""
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
         expected = take(loader, 20)
-    config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"decoder": -1}))
+    config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"cpu_node": -1}))
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), config)) as loader:
         batches = take(loader, 10)
         pool: Any = loader._workers.executor()

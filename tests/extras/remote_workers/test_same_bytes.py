@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +15,10 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import EnergonLiteError
+from energon_lite.extras.remote_workers import TcpWorkers
 from tests.core.laws.kinds import KINDS, Noise, Pipeline, training, validation
 from tests.extras.remote_workers.served import serving
-from tests.testing import examples, take
+from tests.testing import ALONE, examples, take, until
 
 #: Local workers, their start method, and whether there are others behind TCP.
 WAYS = [(1, "thread", False), (1, "fork", False), (0, "fork", True), (2, "fork", True), (1, "thread", True)]
@@ -31,7 +36,11 @@ def _run(build: Callable[[WorkerConfig], Any], way: Any, tcp: Any, count: int, s
     with get_savable_loader(build(config), start_method=method) as loader:
         loader.restore_state_rank(state)
         try:
-            return take(loader, count), loader.save_state_rank()
+            batches = take(loader, 1)
+            if elsewhere:  # local workers alone would make all of so few batches
+                pool: Any = loader._workers.executor()
+                assert until(lambda: (pool.load(), len(pool._workers) == workers + 2)[1])
+            return batches + take(loader, count - 1), loader.save_state_rank()
         except EnergonLiteError as error:  # hooks that give no batch, in every way alike
             return [type(error), str(error)], None
 
@@ -62,8 +71,9 @@ def test_a_validation_ends_alike(leaf_of: Any, same: Callable[[Any, Any], bool])
     with get_savable_loader(build(WorkerConfig(0, 1))) as loader:
         expected = list(loader)
     with serving(build(WorkerConfig(0, 1))) as served:
-        with get_savable_loader(build(WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            assert same(list(loader), expected)
+        for workers in (served.tcp(), f"tcp://{served.address}"):
+            with get_savable_loader(build(WorkerConfig(0, 1, workers=workers))) as loader:
+                assert same(list(loader), expected)
 
 
 def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
@@ -80,3 +90,31 @@ def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) ->
 
     with serving(build(WorkerConfig(0, 1)), workers=3) as served:
         assert same(run(served.tcp(per_server=1)), run(None))
+
+
+@pytest.mark.slow
+def test_the_step_after_5000_comes_next(leaf_of: Any, same: Callable[[Any, Any], bool], tmp_path: Path) -> None:
+    """With workers elsewhere that are busy, and far ahead, trainer and servers are killed (tensorflow#63079)."""
+    build, saved = training(leaf_of(50), batch_size=2, task_encoder=Noise()), tmp_path / "state"
+
+    def train(tcp: TcpWorkers) -> None:
+        with get_savable_loader(build(WorkerConfig(0, 1, workers=tcp))) as loader:
+            batches = iter(loader)
+            take(batches, 5000)
+            (tmp_path / "new").write_text(json.dumps(loader.save_state_rank()))
+            (tmp_path / "new").rename(saved)
+            while True:
+                next(batches)
+
+    with serving(build(ALONE)) as served:
+        trainer = multiprocessing.get_context("fork").Process(target=train, args=(served.tcp(),))
+        trainer.start()
+        until(lambda: saved.exists() or not trainer.is_alive(), 300)
+        trainer.kill()
+        trainer.join()
+    assert trainer.exitcode == -signal.SIGKILL
+    state = json.loads(saved.read_text())
+    expected = _run(build, (0, "fork", False), None, 5020)[0][5000:]
+    with serving(build(ALONE)) as served:
+        for way in WAYS:
+            assert same(_run(build, way, served.tcp(), 20, state)[0], expected), way

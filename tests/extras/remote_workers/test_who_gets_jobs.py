@@ -1,0 +1,168 @@
+"""Local workers come first; others get what these cannot do in time, and what is late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.extras.remote_workers import mixed_pool
+from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
+from energon_lite.loading.executors.executor import PoolOptions
+from energon_lite.loading.executors.transport import PipeChannel
+from tests.extras.remote_workers.served import serving
+from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of, with_encoder
+from tests.testing import ALONE, in_time, take, until
+
+
+def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
+    """The kind of worker that made each batch, in a run whose jobs and steps take so long; batches are as alone."""
+    makers, found = list[str](), list[Any]()
+    with serving(dataset_of(leaf, ALONE, seconds, batch_size=1, repeat=True)) as served:
+        config = WorkerConfig(0, 1, local, workers=served.tcp(**tcp))
+        with get_savable_loader(dataset_of(leaf, config, seconds, batch_size=1, repeat=True)) as loader:
+            pool: Any = loader._workers.executor()
+            send: Callable[..., None] = pool._send
+
+            def noting(worker: Any, tickets: Any) -> None:
+                makers.extend([type(worker).__name__] * len(tickets))
+                send(worker, tickets)
+
+            pool._send = noting
+            assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
+            for batch in islice(loader, batches):
+                found.append(digest(batch))
+                time.sleep(step)
+    with get_savable_loader(dataset_of(leaf, ALONE, 0.0, batch_size=1, repeat=True)) as loader:
+        assert found == [digest(batch) for batch in take(loader, batches)]
+    return makers
+
+
+def test_local_workers_that_keep_up_do_all(leaf_of: Any) -> None:
+    runs = ((0.04, 60), (0.4, 20))  # longer steps where others work on this machine
+    assert any(set(_makers(leaf_of(50), 2, 0.002, *run)) == {"ProcessHandle"} for run in runs)
+
+
+def test_the_pace_decides_by_rates() -> None:
+    def pace(jobs: list[float], steps: list[float]) -> Pace:
+        found, now = Pace(2), 0.0
+        for seconds in [9.0, 9.0, *jobs]:  # the first job of each worker opens files
+            found.made(seconds)
+        for step in steps:
+            found.give(now)
+            now += step
+            found.ask(now)
+        return found
+
+    assert not pace([], [1.0]).is_short and not pace([1.0], []).is_short
+    assert not pace([1.8], [1.0]).is_short and pace([2.0], [1.0]).is_short
+    assert pace([2.6] * 9, [1.0] * 9 + [60.0]).is_short  # a save is no step
+    assert not pace([2.0] * 9, [1.0] * 9 + [3.0] * 9).is_short
+    assert Pace(0).is_short
+
+
+def test_what_local_workers_cannot_do_in_time_goes_out(leaf_of: Any) -> None:
+    for scale in (1, 5):  # longer jobs where others work on this machine
+        makers = _makers(leaf_of(50), 1, 0.02 * scale, 0.01 * scale, 120)
+        if makers.count("TcpHandle") > len(makers) // 5 and makers.count("ProcessHandle") > len(makers) // 4:
+            return
+    raise AssertionError(makers)
+
+
+def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
+    makers = _makers(leaf_of(50), 1, 0.002, 0.02, 60, host_load=0.0)
+    assert makers[20:].count("TcpHandle") > 10
+
+
+class SlowHere(Slow):
+    """Takes minutes for a batch in the process that has the number."""
+
+    def __init__(self, folder: str):
+        super().__init__(0.005)
+        self.folder = folder
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        try:
+            Path(self.folder, sample.__key__).mkdir()
+        except FileExistsError:  # the second one who tries
+            return super().encode_sample(sample)
+        if sample.__key__ == "a-7":
+            time.sleep(200)
+            Path(self.folder, "has slept").mkdir()
+        return super().encode_sample(sample)
+
+
+def test_a_late_job_is_given_to_a_second_worker(leaf_of: Any, tmp_path: Path) -> None:
+    leaf, encoder = leaf_of(50), SlowHere(str(tmp_path))
+    with serving(with_encoder(encoder, leaf, ALONE)) as served:
+        with get_savable_loader(with_encoder(encoder, leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
+            assert [digest(batch) for batch in loader] == expected_of(leaf)
+        assert not (tmp_path / "has slept").exists()
+
+
+def test_a_local_worker_that_is_stopped_holds_nobody_up(leaf_of: Any) -> None:
+    """Neither with the jobs that it has, nor with those that are left to local workers."""
+    leaf = leaf_of(50)
+    with serving(dataset_of(leaf, ALONE), 1) as served:
+        config = WorkerConfig(0, 1, 1, workers=served.tcp())
+        with get_savable_loader(dataset_of(leaf, config)) as loader:
+            iterator, found = iter(loader), list[Any]()
+            pool: Any = loader._workers.executor()
+
+            def step() -> None:
+                time.sleep(0.02)  # the local worker keeps up
+                found.append(digest(next(iterator)))
+
+            for _ in range(8):
+                step()
+            assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
+            os.kill(pool._workers[0].process.pid, signal.SIGSTOP)
+            in_time(lambda: [step() for _ in range(17)])
+    assert found == expected_of(leaf)
+
+
+def test_a_trainer_that_waits_is_woken_by_events_only(leaf_of: Any) -> None:
+    """Not by looks for workers that are silent, late or new."""
+    leaf = leaf_of(50)
+    with serving(dataset_of(leaf, ALONE, 0.6), 1) as served:
+        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()), 0.6)) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            pool: Any = loader._workers.executor()
+            collect, woken = pool._collect, list[bool]()
+            pool._collect = lambda timeout: woken.append(collect(timeout)) or woken[-1]
+            take(iterator, 2)
+    assert woken and all(woken)
+
+
+def test_a_job_is_late_only_if_recent_ones_were_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_pool, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    pool: Any = object.__new__(MixedPool)
+    first, second = (RemoteHandle(number, PipeChannel.__new__(PipeChannel), "here") for number in range(2))
+    pool._workers, pool._options, pool._mean, pool._longest = [first, second], PoolOptions(), 0.04, 1.0
+    pool._jobs = dict.fromkeys([7, 8])
+    first.tickets.extend([7, 8])
+    first.since = 100.0 - 0.8
+
+    def late(ticket: int) -> float:
+        pool._awaited = ticket
+        worker, seconds = pool._hedge()
+        assert worker is second
+        return float(seconds)
+
+    assert late(7) == pytest.approx(0.7)  # others have taken a second
+    assert late(8) == 0.0  # it waits behind such a job
+    first.since -= 1.0
+    assert late(7) == 0.0
+    second.tickets.append(9)
+    pool._awaited = 7
+    assert pool._hedge() is None  # only an idle worker gets a job that runs
+    assert late(8) == 0.0
