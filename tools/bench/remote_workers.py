@@ -67,7 +67,7 @@ def _workers(kind: str, make: Callable[[WorkerConfig], Any], count: int) -> Iter
     if kind == "local":
         yield WorkerConfig(0, 1, count)
     elif kind == "ray":
-        yield WorkerConfig(0, 1, workers=RayWorkers(count, count))
+        yield WorkerConfig(0, 1, workers=RayWorkers(count, count, {"CPU": 0}))
     else:
         server = JobServer(make(WorkerConfig(0, 1)), "127.0.0.1", 0, workers=count)
         process = multiprocessing.get_context("fork").Process(target=server.run)
