@@ -96,7 +96,7 @@ class TcpWorkers(RemoteWorkers):
 
 @dataclass(frozen=True)
 class RayWorkers(RemoteWorkers):
-    """Workers that are actors of Ray. The trainer must be part of a cluster, or starts one on its machine; it connects to
+    """Workers that are actors of Ray. The trainer must be part of a cluster, or starts one on its machine. It connects to
     its actors by TCP, at ports that the system chooses.
 
     Args:

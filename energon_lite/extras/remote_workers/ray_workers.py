@@ -40,7 +40,7 @@ _IDLE = 30.0
 #: Actors that may end at their start, one after the other, before a pool without other workers gives up; and the
 #: longest pause between two of them, in seconds.
 _FAILED, _LONGEST = 3, 60.0
-#: Seconds from the start of an actor in which a connection to it has to be made.
+#: Seconds in which a connection to an actor that has started has to be made.
 _CONNECTED = 30.0
 #: Bytes of a job, or an answer, at most: as many as a segment can have.
 _MOST_BYTES = 1 << 40
