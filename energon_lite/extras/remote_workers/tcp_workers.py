@@ -171,7 +171,7 @@ class TcpSource(WorkerSource):
     def start(self) -> None:
         threading.Thread(target=self._run, name="energon-lite-receiver", daemon=True).start()
 
-    def refusal(self) -> RefusedError | None:
+    def refusal(self) -> UsageError | None:
         refusal, self._refusal = self._refusal, None
         return refusal
 
