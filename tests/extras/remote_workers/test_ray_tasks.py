@@ -13,8 +13,8 @@ import pytest
 
 from energon_lite import TaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import job
-from energon_lite.storage.sharded_job.work import Work
+from energon_lite.storage.sharded_job import work as job_work
+from energon_lite.storage.sharded_job.work import Outcome, Work
 from tests.testing import invoke, output_of, text_dataset, write_tar
 
 ray = pytest.importorskip("ray")
@@ -41,14 +41,14 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """From its call on, this process does no unit itself whose work is in a room of the package."""
-    perform = job._perform
+    perform = job_work._perform
 
     def refuse(room: str) -> None:
-        def here(work: Work[Any, Any], unit: Any) -> job.Outcome:
+        def here(work: Work[Any, Any], unit: Any) -> Outcome:
             assert not type(work).__module__.startswith(room)
             return perform(work, unit)
 
-        monkeypatch.setattr(job, "_perform", here)
+        monkeypatch.setattr(job_work, "_perform", here)
 
     return refuse
 
