@@ -18,6 +18,7 @@ from multiprocessing.reduction import recv_handle
 from types import ModuleType
 from typing import Any, ClassVar
 
+from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import receiver
 from energon_lite.extras.remote_workers.described import TcpWorkers, secret_in
