@@ -69,6 +69,22 @@ def output_of(*arguments: object) -> str:
     return output
 
 
+def errors_of(
+    run: Callable[[int, Callable[[int], Any]], list[Any]],
+    world: int,
+    error: type[Exception] | tuple[type[Exception], ...],
+    work: Callable[[int], object],
+) -> list[str]:
+    """The texts of the errors that ``work(rank)`` raises on so many ranks, which ``run(world, work)`` starts."""
+
+    def caught(rank: int) -> str:
+        with pytest.raises(error) as raised:
+            work(rank)
+        return str(raised.value)
+
+    return run(world, caught)
+
+
 def free_port() -> int:
     """A free port below those that systems give to connections: none takes it before its test does."""
     for port in random.SystemRandom().sample(range(20_000, 30_000), 100):

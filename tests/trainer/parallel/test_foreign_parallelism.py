@@ -25,7 +25,7 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, loa
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from tests.testing import nightly_but
+from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
 from tests.trainer.parallel.rank_processes import RunRanks
 
@@ -135,14 +135,8 @@ def test_torchs_device_mesh_will_do(run_ranks: RunRanks, names: tuple[str, ...] 
 
 
 def refused(run_ranks: RunRanks, world: int, job: Any) -> str:
-    def caught(rank: int) -> str:
-        with pytest.raises((UsageError, TopologyError)) as error:
-            job(rank)
-        return str(error.value)
-
-    messages = run_ranks(world, caught)
-    assert len(set(messages)) == 1
-    return str(messages[0])
+    (message,) = set(errors_of(run_ranks, world, (UsageError, TopologyError), job))
+    return message
 
 
 def test_other_axes_of_a_device_mesh_are_refused(run_ranks: RunRanks) -> None:
