@@ -26,6 +26,22 @@ torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Imported here, and not in each process that is forked."""
+    import torch._dynamo.backends.debugging
+    import torch._inductor.fx_passes.joint_graph  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def models() -> None:
+    """Those of transformers that ranks make, likewise."""
+    import transformers
+
+    for name in ("GPT2LMHeadModel", *(f"{kind}ForCausalLM" for kind in ("Llama", "Mistral", "Qwen2", "Qwen3"))):
+        getattr(transformers, name)
+
+
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> RunRanks:
     """``run_ranks(world, fn, timeout=300)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""

@@ -29,6 +29,7 @@ from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
 from tests.trainer.parallel.rank_processes import RunRanks
 
+pytestmark = pytest.mark.usefixtures("models")
 MICRO_BATCHES = 4
 
 
@@ -203,6 +204,7 @@ def test_what_cannot_be_trained_is_refused(run_ranks: RunRanks) -> None:
     assert "weight is torch.float32 on meta" in refused(run_ranks, 1, job)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("when", nightly_but({0}, ["before", "after", "inside"]))
 def test_a_compiled_module_makes_the_same_run(run_ranks: RunRanks, when: str) -> None:
     def job(rank: int) -> tuple[Found, int]:
