@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import tarfile
 import threading
 import time
@@ -19,8 +20,10 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
@@ -83,6 +86,15 @@ def errors_of(
         return str(raised.value)
 
     return run(world, caught)
+
+
+def script(path: Path) -> ModuleType:
+    """The module that a script outside of the package is."""
+    spec = spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look for theirs there
+    spec.loader.exec_module(module)
+    return module
 
 
 def free_port() -> int:

@@ -16,6 +16,7 @@ import torch
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import RayWorkers
+from tests.servers import ray_cluster
 from tests.testing import ALONE, take, until
 
 ray = pytest.importorskip("ray")
@@ -24,17 +25,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without processors for workers, and two nodes with them."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        made.add_node(num_cpus=2, resources={"decoder": 2})
-    ray.init(address=made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    """Two nodes of two processors."""
+    with ray_cluster(2, num_cpus=2, resources={"decoder": 2}) as made:
+        yield made
 
 
 class Drawn(TaskEncoder):
