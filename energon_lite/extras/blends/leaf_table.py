@@ -170,10 +170,7 @@ class LeafRecords(MadeOnAccess[LeafSpec]):
 
 
 def _unpacked(data: bytes) -> list[list[Any]]:
-    records: list[list[Any]] = msgpack.unpackb(
-        zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False
-    )
-    return records
+    return msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False)
 
 
 #: Number of leaves that a process keeps open.

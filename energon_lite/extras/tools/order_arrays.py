@@ -241,8 +241,7 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
     try:
         np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(n,))
         _fill_in_children([path], {"length": n, "key": key}, 0, _blocks(n), workers)
-        order: Ints = np.load(path, mmap_mode="r")
-        return order
+        return np.load(path, mmap_mode="r")
     finally:
         os.unlink(path)
 

@@ -153,10 +153,7 @@ def _maker(kind: type[Any], names: Sequence[str]) -> Callable[..., list[Any]]:
     values = [map(default_of, repeat(field)) for field in absent]
     targets = ", ".join(["made", *(f"made.{name}" for name in [*names, *(field.name for field in absent)])])
     known = {"new": object.__new__, "kind": kind, "repeat": repeat, "values": values}
-    made: Callable[..., list[Any]] = eval(
-        f"lambda *columns: [made for {targets} in zip(map(new, repeat(kind)), *columns, *values)]", known
-    )
-    return made
+    return eval(f"lambda *columns: [made for {targets} in zip(map(new, repeat(kind)), *columns, *values)]", known)
 
 
 def _only_assigns(kind: type[Any], fields: set[str]) -> bool:

@@ -282,8 +282,7 @@ class StepFinder:
 
     def planned_chunk(self, number: int) -> PlannedChunk:
         """Return the plan of a chunk, for batches planned by tokens."""
-        chunk: PlannedChunk = self._dataset.plan.chunks.get(0, number)
-        return chunk
+        return self._dataset.plan.chunks.get(0, number)
 
     def size(self, place: Place) -> int:
         """Return the number of micro-batches in the chunk of a place; for a step, that of ranks."""
@@ -384,8 +383,7 @@ class StepFinder:
 
 
 def _used(result: Result | Made, planned: Sequence[Address]) -> Sequence[Address]:
-    addresses: Sequence[Address] = (result.trace or {}).get("addresses", planned)
-    return addresses
+    return (result.trace or {}).get("addresses", planned)
 
 
 def _lost(result: Result | Made) -> list[Failure]:
