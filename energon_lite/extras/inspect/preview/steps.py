@@ -24,6 +24,7 @@ from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Result
+from energon_lite.storage.files.shard_store import drop_oldest
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -130,8 +131,7 @@ class SampleMakers:
         made, failures = self._made((leaf, index, epoch))
         if failures:
             self.bad[leaf, index, epoch] = failures
-            while len(self.bad) > _MOST_BAD:
-                del self.bad[next(iter(self.bad))]
+            drop_oldest(self.bad, _MOST_BAD)
         return ShownSample(leaf, index, epoch, key, shard, stored, unread, made, failures)
 
     def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
