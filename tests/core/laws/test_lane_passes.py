@@ -131,11 +131,11 @@ def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, 
             def encode_sample(self, sample: Any) -> Any:
                 yield sample
 
+    leaf = leaf_of(33, "a")  # once, not by both ranks
+
     def work(rank: int) -> None:
         config = WorkerConfig(rank=rank, world_size=2)
-        dataset = get_val_dataset(
-            leaf_of(33, "a"), batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums()
-        )
+        dataset = get_val_dataset(leaf, batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums())
         list(get_loader(dataset))
 
     words = errors_of(on_ranks, 2, FatalSampleError, work)
