@@ -13,9 +13,8 @@ import pytest
 
 from energon_lite import TaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import job
-from energon_lite.storage.sharded_job.work import Work
-from tests.servers import ray_cluster
+from energon_lite.storage.sharded_job import work as job_work
+from energon_lite.storage.sharded_job.work import Outcome, Work
 from tests.testing import invoke, output_of, text_dataset, write_tar
 
 ray = pytest.importorskip("ray")
@@ -25,22 +24,31 @@ HERE = "tests.extras.remote_workers.test_ray_tasks"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Four nodes of one processor."""
-    with ray_cluster(4, num_cpus=1) as made:
+    """A head that runs no tasks, and four nodes."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        for _ in range(4):
+            made.add_node(num_cpus=1)
+        ray.init(address=made.address, log_to_driver=False)
         yield made
+        ray.shutdown()
+        made.shutdown()
 
 
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """From its call on, this process does no unit itself whose work is in a room of the package."""
-    perform = job._perform
+    perform = job_work._perform
 
     def refuse(room: str) -> None:
-        def here(work: Work[Any, Any], unit: Any) -> job.Outcome:
+        def here(work: Work[Any, Any], unit: Any) -> Outcome:
             assert not type(work).__module__.startswith(room)
             return perform(work, unit)
 
-        monkeypatch.setattr(job, "_perform", here)
+        monkeypatch.setattr(job_work, "_perform", here)
 
     return refuse
 
