@@ -81,6 +81,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cores_per_rank() -> int:
+    """Return an equal share of the machine's cores, at least 1, by the launcher's number of ranks on this machine."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 # -- layout of a model ----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import tarfile
 import threading
 import time
@@ -19,9 +20,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
@@ -70,6 +73,31 @@ def output_of(*arguments: object) -> str:
     code, output = command(*arguments)
     assert code == 0, output
     return output
+
+
+def errors_of(
+    run: Callable[[int, Callable[[int], Any]], list[Any]],
+    world: int,
+    error: type[Exception] | tuple[type[Exception], ...],
+    work: Callable[[int], object],
+) -> list[str]:
+    """The texts of the errors that ``work(rank)`` raises on so many ranks, which ``run(world, work)`` starts."""
+
+    def caught(rank: int) -> str:
+        with pytest.raises(error) as raised:
+            work(rank)
+        return str(raised.value)
+
+    return run(world, caught)
+
+
+def script(path: Path) -> ModuleType:
+    """The module that a script outside of the package is."""
+    spec = spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look for theirs there
+    spec.loader.exec_module(module)
+    return module
 
 
 def free_port() -> int:

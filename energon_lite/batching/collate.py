@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from energon_lite.errors import FatalSampleError, UnlikeError, UsageError, field_of, listed
-from energon_lite.samples import BASE_FIELDS, Batch
-from energon_lite.samples.sample import BASE_COLLATIONS
+from energon_lite.samples import Batch
+from energon_lite.samples.sample import BASE_COLLATIONS, own_fields
 from energon_lite.tensors import fields_of, pad_stack
 
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
@@ -92,7 +92,7 @@ def batch_from_samples(cls: Any, samples: Sequence[Any], padding: Padding = None
         return cls.from_samples(samples)  # the class overrides it
     fields: dict[str, Any] = {}
     try:
-        for name in (field.name for field in dataclasses.fields(cls) if field.name not in BASE_FIELDS):
+        for name in (field.name for field in own_fields(cls)):
             column = [getattr(sample, name) for sample in samples if hasattr(sample, name)]
             if len(column) == len(samples) and any(isinstance(value, torch.Tensor) for value in column):
                 fields[name] = _collate(column, padding, (name,))

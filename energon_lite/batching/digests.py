@@ -88,8 +88,7 @@ def sums_of_groups(hashes: UInt64, edges: Ints) -> list[int]:
     """Digests of consecutive groups of samples: group ``g`` is ``edges[g]:edges[g + 1]``."""
     sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
     np.cumsum(hashes, out=sums[1:])
-    digests: list[int] = np.diff(sums[edges]).tolist()
-    return digests
+    return np.diff(sums[edges]).tolist()
 
 
 def chain_digest(chain: int, digest: int) -> int:

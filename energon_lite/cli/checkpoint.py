@@ -112,8 +112,7 @@ class _GroupWithGuests(click.Group):
         target = _subcommands().get(cmd_name)
         if target is None:
             return super().get_command(ctx, cmd_name)
-        found: click.Command = load(target)
-        return found
+        return load(target)
 
 
 def _subcommands() -> dict[str, str]:

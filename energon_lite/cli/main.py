@@ -14,7 +14,7 @@ from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-#: What each command of the core does, in the order in which a data set meets them. The module has its name.
+#: Work of each command of the core, in the order in which a data set meets them. The module has the command's name.
 _WORK = {
     "prepare": "Index a folder of tar shards, divide it into splits, and define its samples.",
     "info": "Show a data set or a blend: samples, effective weights, epochs of each data set.",

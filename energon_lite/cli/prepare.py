@@ -96,8 +96,7 @@ class PrepareDialogue(Protocol):
 def find_dialogue() -> PrepareDialogue | None:
     """Return the guest that asks; None: there is none, and nothing is asked."""
     target = storage_guests().get("prepare_dialogue")
-    dialogue: PrepareDialogue | None = None if target is None else load(target)
-    return dialogue
+    return None if target is None else load(target)
 
 
 @click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})

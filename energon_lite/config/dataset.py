@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from energon_lite.config.class_names import CLASS_KEYS, dataset_class, foreign_d
 from energon_lite.documents import Node, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
-from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
+from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.samples.sample import is_required, own_fields
 
 logger = logging.getLogger(__name__)
 
@@ -203,9 +203,9 @@ def _columns(node: Node) -> dict[str, str]:
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
     """Name, required and optional fields of a sample type."""
     cls = SAMPLE_TYPES[chosen] if isinstance(chosen, str) else chosen
-    own = [f for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS and f.init]
-    required = [f.name for f in own if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    return cls.__name__, required, [f.name for f in own if f.name not in required]
+    own = [field for field in own_fields(cls) if field.init]
+    required = [field.name for field in own if is_required(field)]
+    return cls.__name__, required, [field.name for field in own if not is_required(field)]
 
 
 def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> dict[str, str] | None:

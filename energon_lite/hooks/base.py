@@ -366,8 +366,7 @@ class AugmentTaskEncoder(
     def cook_crude_sample(
         self, sample: Any, cooker: Cooker, aux: Mapping[str, FileStore[Any]] | None = None
     ) -> SampleT:
-        cooked: SampleT = cook_function(self.task_encoder)(sample, cooker, aux or {})
-        return cooked
+        return cook_function(self.task_encoder)(sample, cooker, aux or {})
 
 
 def _delegating(name: str) -> Callable[..., Any]:

@@ -150,8 +150,7 @@ class HookContext:
                 self._lent = borrow()
             if self._lent.of_one_hook:
                 return False
-            self._lent.hold()
-            self._unchanged = Marks()
+            self._unchanged = Marks(self._lent.hold())
         self._marks = self._unchanged
         self._drew, self.seeds = False, seeds
         return True

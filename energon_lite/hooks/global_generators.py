@@ -65,10 +65,11 @@ class LendingScope:
         finally:
             _scope.reset(self._token)
 
-    def hold(self) -> None:
-        """Keep the generators for this scope, and save their states, if this is the first time in the scope."""
+    def hold(self) -> _States | None:
+        """Keep the generators for this scope, and save their states, if this is the first time in the scope: then
+        return the states."""
         if self._saved is not None:
-            return
+            return None
         self._lock = _lock
         held: list[bool] = []
         try:
@@ -82,6 +83,7 @@ class LendingScope:
                 self._lock.release()
             raise
         _numpys.set_bit_generator(_spare_bits.pop() if _spare_bits else np.random.MT19937(0))
+        return self._saved
 
     def seed(self, seed: int) -> None:
         """Seed all three generators with 64 bits."""
@@ -171,6 +173,9 @@ class Marks:
     """Marks of the states of the global generators, which change whenever a number is drawn or a seed is set. The
     generators have to be held by a :class:`LendingScope`.
 
+    Args:
+        now: states of Python's and torch's generators that were read just now; None: they are read.
+
     Example:
         >>> marks = Marks()
         >>> random.random()
@@ -180,16 +185,16 @@ class Marks:
 
     __slots__ = ("_bits", "_half", "_memory", "_numpy", "_python", "_torch")
 
-    def __init__(self) -> None:
+    def __init__(self, now: _States | None = None) -> None:
         self._bits = bits = _numpys.get_bit_generator()
         self._memory = None
         if type(bits) is np.random.MT19937:  # else a hook has exchanged it
             _numpys.set_bit_generator(bits)  # without the half of a pair, which a hook could take unnoticed
             self._memory = _Memory.from_address(bits.ctypes.state_address)
             self._numpy = self._memory.raw
-        self._python = _python_memory.raw
+        self._python = _python_memory.raw if now is None else now.python
         self._half = _python.gauss_next
-        state = torch.default_generator.get_state()
+        state = torch.default_generator.get_state() if now is None else now.torch
         self._torch = _TorchMemory.from_address(state.data_ptr()).raw
 
     def changed(self) -> bool:

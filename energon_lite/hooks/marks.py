@@ -78,5 +78,4 @@ def asks_for_seeds(fn: Callable[..., Any]) -> bool:
 
 def failure_tolerance_of(fn: Callable[..., Any]) -> int | None:
     """Failure tolerance of a hook itself; None: it has none."""
-    tolerance: int | None = getattr(fn, "__failure_tolerance__", None)
-    return tolerance
+    return getattr(fn, "__failure_tolerance__", None)

@@ -113,8 +113,7 @@ def open_path(name: str, request: PathRequest) -> BatchPath:
             f"the path {name!r} of batches is not installed",
             fix="install energon_lite with its extra ``device``, or leave batches where they are loaded",
         )
-    path: BatchPath = load(target)(request)
-    return path
+    return load(target)(request)
 
 
 def path_of_rank(request: PathRequest) -> BatchPath:

@@ -75,8 +75,7 @@ def join_guest(spec: LeafSpec) -> JoinGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: JoinGuest = metadataset_guest("join", spec.origin)
-    return guest
+    return metadataset_guest("join", spec.origin)
 
 
 def weight_guest(origin: str) -> WeightGuest:
@@ -85,8 +84,7 @@ def weight_guest(origin: str) -> WeightGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: WeightGuest = metadataset_guest("weight_unit", origin)
-    return guest
+    return metadataset_guest("weight_unit", origin)
 
 
 def filters_of(spec: LeafSpec) -> list[SampleFilter]:

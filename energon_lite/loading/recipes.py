@@ -70,8 +70,7 @@ def argument_names(function: Callable[..., Any]) -> list[str]:
 def _keyword_guest(function: Callable[..., Any], kwargs: Mapping[str, Any], known: list[str]) -> KeywordGuest:
     """Return the guest for further keywords of a function with the ``known`` parameters."""
     for target in keyword_guests().values():
-        guest: KeywordGuest = load(target)
-        return guest
+        return load(target)
     name = next(name for name in kwargs if name not in known)
     fix = did_you_mean(name, known, "the arguments are: " + ", ".join(known))
     raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)

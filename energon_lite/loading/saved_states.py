@@ -128,8 +128,7 @@ def _to_bytes(state: State, format_: str) -> bytes:
     if format_ == "json":
         return json.dumps(state).encode() + b"\n"
     if format_ == "msgpack":
-        packed: bytes = msgpack.packb(state)
-        return packed
+        return msgpack.packb(state)
     import torch
 
     buffer = io.BytesIO()

@@ -143,8 +143,7 @@ def _cost_model(document: Node | None) -> StepCostModel:
     name = _DEFAULT_MODEL if named is None else named.string()
     models = cost_models()
     if name in models:
-        model: StepCostModel = load(models[name])(document)
-        return model
+        return load(models[name])(document)
     what = f"there is no cost model {name!r}"
     where = document if named is None else named
     fix = _NO_EXTRA if name == _DEFAULT_MODEL else f"the models are: {listed(sorted(models), 20)}"

@@ -147,18 +147,23 @@ class Sample(_Record):
                     fix="join a list of data sets instead of a mapping, or override from_joined",
                 )
             return cls(**(_joined_base(present) | named))
-        merged = {name: getattr(sample, name) for sample in present for name in _own_fields(type(sample))}
+        merged = {f.name: getattr(sample, f.name) for sample in present for f in own_fields(type(sample))}
         return cls(**(_joined_base(present) | merged))
 
 
-_fields_of: dict[type[Any], tuple[str, ...]] = {}
+_own_fields: dict[type[Any], tuple[dataclasses.Field[Any], ...]] = {}
 
 
-def _own_fields(cls: type[Any]) -> tuple[str, ...]:
-    """Names of the fields of a sample type or a batch type without the base fields."""
-    if cls not in _fields_of:
-        _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
-    return _fields_of[cls]
+def own_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the fields of a sample type or a batch type without the base fields."""
+    if cls not in _own_fields:
+        _own_fields[cls] = tuple(field for field in dataclasses.fields(cls) if field.name not in BASE_FIELDS)
+    return _own_fields[cls]
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field has no default."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -216,7 +221,7 @@ class Batch(_Record):
         """
         collated = {
             name: _stack([getattr(sample, name) for sample in samples])
-            for name in _own_fields(cls)
+            for name in (field.name for field in own_fields(cls))
             if name not in fields and samples and all(hasattr(sample, name) for sample in samples)
         }
         return cls(**(base_fields_of(samples) | collated | fields))

@@ -42,7 +42,7 @@ from energon_lite.batching.steps import even_step, rank_slot
 from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.extras.balance.even_costs import even_costs
-from energon_lite.extras.balance.image_exchange import EncoderPlan
+from energon_lite.extras.balance.shared_images import EncoderPlan
 from energon_lite.trainer.training.pipeline import pipeline_order, pipeline_schedule
 
 Ints = NDArray[np.int64]

@@ -6,6 +6,6 @@ from .cost_fit import write_cost_model as write_cost_model
 from .cost_model import CostModel as CostModel
 from .cost_model import Quadratic as Quadratic
 from .image_columns import ImagePatches as ImagePatches
-from .image_exchange import EncoderPlan as EncoderPlan
-from .image_exchange import image_exchange as image_exchange
 from .micro_batch_times import MicroBatchTimes as MicroBatchTimes
+from .shared_images import EncoderPlan as EncoderPlan
+from .shared_images import image_exchange as image_exchange

@@ -110,8 +110,7 @@ def fit_costs(sizes: Mapping[str, Any], seconds: Any, prior: CostModel | None = 
 
 def relative_errors(model: CostModel, sizes: Mapping[str, Any], seconds: Any) -> Floats:
     """Relative errors of a model's predictions: ``predicted / measured - 1``, ``[micro-batches]``."""
-    errors: Floats = model.micro_batch_costs(sizes) / 1e9 / np.asarray(seconds, dtype=np.float64) - 1
-    return errors
+    return model.micro_batch_costs(sizes) / 1e9 / np.asarray(seconds, dtype=np.float64) - 1
 
 
 def _names(sizes: Mapping[str, Any]) -> list[str]:
@@ -175,8 +174,7 @@ def _non_negative(table: Floats, wanted: Floats) -> Floats:
             solution = np.maximum(solution + step * (part - solution), 0.0)
             solution[below & (solution <= 1e-15)] = 0.0
             chosen &= solution > 0
-    scaled: Floats = solution / np.where(scale > 0, scale, 1.0)
-    return scaled
+    return solution / np.where(scale > 0, scale, 1.0)
 
 
 _FORMAT = 1

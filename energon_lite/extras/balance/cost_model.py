@@ -380,5 +380,4 @@ def _scaled(coefficient: int, values: Ints, power: int, name: str) -> Ints:
         )
     whole, part = divmod(coefficient, _UNIT)
     high, low = np.divmod(values**power, _UNIT)
-    scaled: Ints = whole * (high * _UNIT + low) + part * high + part * low // _UNIT
-    return scaled
+    return whole * (high * _UNIT + low) + part * high + part * low // _UNIT

@@ -266,8 +266,7 @@ class MovableSamples:
     @staticmethod
     def _overflow(held: Ints, change: Ints, limit: int | Ints) -> Ints:
         """Increase of the overflow above the limit by a change."""
-        more: Ints = np.maximum(held + change - limit, 0) - np.maximum(held - limit, 0)
-        return more
+        return np.maximum(held + change - limit, 0) - np.maximum(held - limit, 0)
 
 
 def _worth(moved: Ints, pull: Ints, apart: Ints, over: Ints) -> Ints:
@@ -295,8 +294,7 @@ def _above(loads: Ints, width: int, bound: Ints) -> Ints:
         bound: lower bound on the largest column of each row, ``[rows]``.
     """
     turns = loads.shape[1] // width
-    above: Ints = column_sums(loads, width) - np.maximum(bound, turns * UNIT)[:, None]
-    return above
+    return column_sums(loads, width) - np.maximum(bound, turns * UNIT)[:, None]
 
 
 def _less_above(moved: Ints, here: Ints, narrow: Ints, allowed: int) -> Ints:
@@ -309,5 +307,4 @@ def _less_above(moved: Ints, here: Ints, narrow: Ints, allowed: int) -> Ints:
     """
     costs = moved[: len(here)]
     after, narrow_after = (np.maximum(pair[:, :1] - costs, pair[:, 1:] + costs).max(axis=0) for pair in (here, narrow))
-    less: Ints = np.where(narrow_after > max(allowed, int(narrow.max())), 1, after - int(here.max()))
-    return less
+    return np.where(narrow_after > max(allowed, int(narrow.max())), 1, after - int(here.max()))

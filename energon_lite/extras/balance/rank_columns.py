@@ -60,8 +60,7 @@ def loads_of(rows: Ints, place: Ints, count: int) -> Ints:
 
 def column_sums(loads: Ints, width: int) -> Ints:
     """Sums over the columns of a level, ``[rows, width]``, of the loads of micro-batches, ``[rows, count]``."""
-    sums: Ints = loads.reshape(len(loads), -1, width).sum(axis=1)
-    return sums
+    return loads.reshape(len(loads), -1, width).sum(axis=1)
 
 
 @lru_cache(maxsize=64)
@@ -115,8 +114,7 @@ class RankColumns:
 
     def apart(self, one: int, other: int) -> Ints:
         """Total weight of the levels on which two places are in different columns, ``[rows]``."""
-        apart: Ints = self.near[0] - self.near[(one - other) % self.count]
-        return apart
+        return self.near[0] - self.near[(one - other) % self.count]
 
     def pulls(self, loads: Ints) -> Ints:
         """Weighted load of the columns of each place, summed over levels, ``[rows, count]``.

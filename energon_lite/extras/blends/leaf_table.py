@@ -28,6 +28,7 @@ from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
+from energon_lite.storage.files.shard_store import drop_oldest
 from energon_lite.storage.read.runs import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
@@ -170,10 +171,7 @@ class LeafRecords(MadeOnAccess[LeafSpec]):
 
 
 def _unpacked(data: bytes) -> list[list[Any]]:
-    records: list[list[Any]] = msgpack.unpackb(
-        zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False
-    )
-    return records
+    return msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False)
 
 
 #: Number of leaves that a process keeps open.
@@ -342,8 +340,7 @@ class LeafTable(MadeOnAccess[Leaf]):
         leaf = self._open.pop(number, None)
         if leaf is None:
             leaf = self._newly_open(number)
-            while len(self._open) >= KEPT:
-                self._open.pop(next(iter(self._open)), None)
+            drop_oldest(self._open, KEPT - 1)
         self._open[number] = leaf
         return leaf
 

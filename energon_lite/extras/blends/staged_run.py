@@ -160,8 +160,7 @@ class Stages:
 
     def samples(self, position: int) -> list[float]:
         ideal = StagedBlend(self.stages, key=0).ideal_before(position)
-        counts: list[float] = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
-        return counts
+        return (ideal.whole + ideal.fraction * 2.0**-62).tolist()
 
     def shares(self) -> list[tuple[StageShare, ...]]:
         ends = [

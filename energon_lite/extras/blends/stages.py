@@ -139,8 +139,7 @@ class WeightStage:
 
     def idle(self) -> Flags:
         """Mask of the leaves without a share anywhere in the stage, ``[leaves]``."""
-        idle: Flags = ~np.any([self.weights, self.last or self.weights], axis=0)
-        return idle
+        return ~np.any([self.weights, self.last or self.weights], axis=0)
 
 
 def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:

@@ -186,8 +186,7 @@ class EPath(os.PathLike[str]):
                 self.parent.mkdir(parents=True)
             return self.local_path().open(mode)
         more = {} if block_size is None else {"block_size": block_size}
-        opened: IO[Any] = self._fs.open(self._key, mode, **more)
-        return opened
+        return self._fs.open(self._key, mode, **more)
 
     def read_text(self) -> str:
         """Read the whole file as text."""

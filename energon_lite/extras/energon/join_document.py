@@ -181,8 +181,7 @@ def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[.
     imported = imported_name(named, "function")
     if not callable(imported):
         raise named.node.error(f"{joiner_name(node)} is not a function", "name one", expected="a function", found=None)
-    function: Callable[..., Any] = imported
-    return function
+    return imported
 
 
 def _named_joiner(node: Node) -> tuple[NamedClass, bool]:

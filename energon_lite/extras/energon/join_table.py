@@ -168,8 +168,7 @@ class SampleKeys:
         """Places of keys that share their first hash with another key; at most some of them."""
         ordered = self.hashes[0][self.order]
         same = np.flatnonzero(ordered[1:] == ordered[:-1])[:1000]
-        alike: list[int] = self.order[np.unique(np.concatenate([same, same + 1]))].tolist()
-        return alike
+        return self.order[np.unique(np.concatenate([same, same + 1]))].tolist()
 
 
 def match_keys(wanted: SampleKeys, there: SampleKeys) -> Int64:

@@ -122,14 +122,12 @@ class JoinedSource:
 
     def rows(self, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The numbers of samples in the data sets, ``[n, data sets]``; -1: no match."""
-        rows: np.ndarray[Any, np.dtype[np.int64]] = self._rows.take(np.asarray(indices) + self._start, 0)
-        return rows
+        return self._rows.take(np.asarray(indices) + self._start, 0)
 
     def _row(self, index: int) -> list[int]:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)} in {self.path}")
-        row: list[int] = self.rows([index])[0].tolist()
-        return row
+        return self.rows([index])[0].tolist()
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return (position among the shards of the first data set, number of the sample over all of its shards)."""

@@ -16,6 +16,7 @@ import click
 from energon_lite.cli.output import byte_size
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
+from energon_lite.samples.sample import is_required
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.prepare.choice import (
     CRUDE,
@@ -23,7 +24,6 @@ from energon_lite.storage.prepare.choice import (
     check_parts,
     class_of,
     find_sample_type,
-    is_required,
     parse_ratio,
     sample_document,
     sample_fields,
@@ -236,7 +236,7 @@ def _ask_sample_type(scan: DatasetScan) -> str:
     names = [*_NUMBERED, *(name for name in SAMPLE_TYPES if name not in _NUMBERED)]
     click.echo("Sample types:")
     for number, name in enumerate(names):
-        fields = sample_fields(name) if name in SAMPLE_TYPES else []
+        fields = sample_fields(name) if name in SAMPLE_TYPES else ()
         labels = [field.name if is_required(field) else f"[{field.name}]" for field in fields]
         other = "a dict of all parts" if name == CRUDE else "no fields of its own; cannot be chosen"
         click.echo(f"  {number:>2}. {name} ({', '.join(labels) or other})")

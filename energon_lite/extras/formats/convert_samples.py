@@ -20,6 +20,7 @@ from energon_lite.storage.read.opened_source import OpenedSource, SingleSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.content import guess_extension
 from energon_lite.storage.samples.decoding import SampleDecoder
 
 #: A key, and the parts by name: bytes of files, or values.
@@ -207,6 +208,7 @@ def _has_bytes(value: Any) -> bool:
 
 
 def _sniffed(data: bytes) -> str:
-    """The extension of an image, by its first bytes; empty: the format is unknown."""
-    heads = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
-    return next((ending for head, ending in heads.items() if data.startswith(head)), "")
+    """The extension of an image or a RIFF file, by its first bytes; empty: the format is unknown."""
+    known = data.startswith((b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF"))
+    extension = guess_extension(data) if known else None
+    return f".{extension}" if extension else ""

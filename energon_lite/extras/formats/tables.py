@@ -276,8 +276,7 @@ def values_of(column: Any) -> list[Any]:
         return [value for chunk in chunks for value in values_of(chunk)]
     column = _plain(column)
     arrays = _number_lists(column)
-    values: list[Any] = column.to_pylist() if arrays is None else arrays
-    return values
+    return column.to_pylist() if arrays is None else arrays
 
 
 def lengths_of(table: Any, name: str, path: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch.utils.data
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.frameworks import TrainerLoader
+from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader
@@ -51,7 +51,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
         convert: function applied to each batch before it is delivered.
 
     Raises:
-        UsageError, TopologyError: see :class:`~energon_lite.extras.frameworks.TrainerLoader`.
+        UsageError, TopologyError: see :class:`~energon_lite.extras.frameworks.trainer_loader.TrainerLoader`.
 
     Example:
         >>> accelerator = Accelerator(gradient_accumulation_steps=4)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.frameworks import TrainerLoader
+from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from energon_lite import SavableDataLoader, WorkerConfig
 from energon_lite.batching import PackedBatch, PaddedBatch
 from energon_lite.errors import UsageError
-from energon_lite.extras.frameworks import common_state
+from energon_lite.extras.frameworks.trainer_loader import common_state
 from energon_lite.tensors import fields_of
 
 __all__ = ["IGNORED", "LoaderRequest", "MakeLoader", "TitanLoader", "data_loader", "model_inputs"]

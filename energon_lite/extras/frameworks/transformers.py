@@ -122,8 +122,7 @@ class EnergonTrainerMixin:
         return super().get_test_dataloader(test_dataset) if own is None else own  # type: ignore[misc]
 
     def _train_loader(self: Any) -> AccelerateLoader | None:
-        own: AccelerateLoader | None = self._own_loader(self.train_dataset, self.args.train_batch_size)
-        return own
+        return self._own_loader(self.train_dataset, self.args.train_batch_size)
 
     def _own_loader(self: Any, data: Any, batch_size: int) -> AccelerateLoader | None:
         """Return the loader of savable data; None for other data."""

@@ -78,8 +78,7 @@ class AuditedRun:
         given = self.states or tuple(path for path in self.paths if self._recorded(path) is None)
         if given and not any(os.path.isdir(os.path.join(path, "checkpoints")) for path in given):
             return whole_state(found_states(given))
-        state: State | None = None if self.checkpoint is None else self.checkpoint["loader"]
-        return state
+        return None if self.checkpoint is None else self.checkpoint["loader"]
 
     @cached_property
     def dataset(self) -> Any:
@@ -123,8 +122,7 @@ class AuditedRun:
                 f"only the loader's state tells its position after step {step}",
                 fix="give that with --state, or leave out --until",
             )
-        after: State = dataset.state_at(at.stop)
-        return after
+        return dataset.state_at(at.stop)
 
     def _recorded(self, path: str) -> str | None:
         """File of recorded steps at a path; None: the path is a state."""

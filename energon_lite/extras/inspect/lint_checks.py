@@ -88,8 +88,8 @@ def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None)
         index: the packed index, if there is one.
     """
     stored = None
-    if index is not None and name in index.shard_names:
-        stored = index.scan(index.shard_names.index(name))
+    if index is not None and name in index.shard_rows:
+        stored = index.scan(index.shard_rows[name])
     try:
         scan = scan_shard(root, name)
     except ShardFormatError as error:

@@ -170,8 +170,7 @@ class FileStoreCachePool(CachePool):
     def value_of(self, entry: CacheEntry) -> tuple[Any, SourceInfo]:
         """Return the value of an entry to a lazy value that refers to it, and end that reference."""
         if entry.process != os.getpid():  # an entry of the process that this one was forked from
-            value_and_source: tuple[Any, SourceInfo] = entry.ds[entry.fname]
-            return value_and_source
+            return entry.ds[entry.fname]
         with self._condition:
             future = entry.send_to_cache_future
             is_cancelled = future.cancel()
@@ -269,8 +268,7 @@ class FileStoreCachePool(CachePool):
         except OSError:
             raw = None  # the pool was closed, or the file was removed by hand
         if raw is None or source is None or len(raw) != entry.kept_size:
-            value_and_source: tuple[Any, SourceInfo] = entry.ds[entry.fname]
-            return value_and_source
+            return entry.ds[entry.fname]
         data = pickle.loads(raw) if entry.is_pickled else raw  # written by this user, in a private folder
         return (entry.ds.decoded(entry.fname, data) if self.method == "raw" else data), source
 

@@ -263,7 +263,7 @@ class _Media(Work[Unit, Found]):
 
     def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
         index = _index(self.root, read_uuid(self.root))
-        scan = index.scan(index.shard_names.index(name))
+        scan = index.scan(index.shard_rows[name])
         path = os.path.join(self.root, name)
         shard = path, ShardIdentity(scan.size, scan.head, file_version(found_at(path)))
         for key, (first, stop) in zip(scan.all_keys(), pairwise(scan.first_part.tolist()), strict=True):

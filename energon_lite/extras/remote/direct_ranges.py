@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from energon_lite.extras.remote.file_versions import Answer
 from energon_lite.extras.remote.range_client import RangeClient, UnusualAnswer
+from energon_lite.storage.files.shard_store import drop_oldest
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +89,7 @@ class DirectRanges:
                 except Exception as error:  # such as wrong credentials: the file system's error is the better message
                     _log.debug("%s is read by its file system: %r", path, error)
                     break
-                if len(self._heads) > _SIGNATURES:
-                    del self._heads[next(iter(self._heads))]
+                drop_oldest(self._heads, _SIGNATURES)
             try:
                 answer = await known[0].get(known[1], offset, size)
             except UnusualAnswer as error:

@@ -60,8 +60,7 @@ def read_range(url: str, offset: int, size: int, version: int = 0) -> bytes:
     if loop is not None:
         from fsspec.asyn import sync
 
-        data: bytes = sync(loop, read_range_in_loop, url, offset, size, version)
-        return data
+        return sync(loop, read_range_in_loop, url, offset, size, version)
     fs, path = file_system(url)
 
     def request() -> bytes:
@@ -188,8 +187,7 @@ def file_info(url: str) -> dict[str, Any]:
     """
     fs, path = file_system(url)
     fs.invalidate_cache()
-    info: dict[str, Any] = tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START)
-    return info
+    return tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START)
 
 
 def read_file(url: str) -> bytes:
@@ -199,8 +197,7 @@ def read_file(url: str) -> bytes:
         FileNotFoundError, DatasetError: as :func:`file_info`.
     """
     fs, path = file_system(url)
-    data: bytes = tried(lambda: fs.cat_file(path), url, None, _PATIENCE_AT_START)
-    return data
+    return tried(lambda: fs.cat_file(path), url, None, _PATIENCE_AT_START)
 
 
 def copy_file(url: str, name: str, target: str, size: int | None) -> None:

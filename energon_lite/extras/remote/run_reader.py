@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from energon_lite.extras.remote.range_cache import RangeCache, shared_range_cache
-from energon_lite.storage.files.shard_store import Shard, ShardRange
+from energon_lite.storage.files.shard_store import Shard, ShardRange, drop_oldest
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.members import Int64
@@ -52,7 +52,7 @@ class RunReader:
         number, place = divmod(index, self._length)
         run = self._runs.get(number)
         if run is None:
-            self._make_room(1)
+            drop_oldest(self._runs, _RUNS - 1)
             first = number * self._length
             run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
         return run[place]
@@ -69,7 +69,7 @@ class RunReader:
             shards: the shard of each.
             starts, stops: ``[n, parts]``, offsets of the wanted parts in bytes.
         """
-        self._make_room(len(indices))
+        drop_oldest(self._runs, max(0, _RUNS - len(indices)))
         begins, ends = starts.min(axis=1), stops.max(axis=1)
         is_one = ((starts[:, 1:] - stops[:, :-1]) <= _GAP).all(axis=1) & (ends - begins <= _LARGEST) & (ends > begins)
         for row in zip(indices, shards, begins.tolist(), (ends - begins).tolist(), is_one.tolist(), strict=True):
@@ -90,10 +90,6 @@ class RunReader:
             return None
         get = self.cache.get
         return [(spans[0].offset, get(spans[0])) for spans in ranges]
-
-    def _make_room(self, wanted: int) -> None:
-        while self._runs and len(self._runs) + wanted > _RUNS:
-            self._runs.pop(next(iter(self._runs)))
 
     def fetch(self, index: int, offset: int, size: int) -> bytes:
         """Return ``size`` bytes at ``offset`` of the shard of sample ``index``, cut out of a requested range.

@@ -245,9 +245,6 @@ class MixedPool(WorkerPool):
             self._waiting.popleft()
         return super()._next_jobs(wanted)
 
-    def _running(self) -> int:
-        return sum(len(worker.tickets) for worker in self._workers if not worker.is_silent)
-
     def _collect(self, timeout: float | None) -> bool:
         hedge = self._hedge()
         self._source.is_short = self._pace.is_short

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,11 +175,10 @@ class ImageTextTaskEncoder(TaskEncoder):
         for number, size in enumerate(begins.diff().tolist()):
             mine = owner == number  # padding at the end has no images
             places.append(mrope_positions(size, starts[mine].tolist(), grids[mine].tolist()))
-        fields = {field.name: getattr(row, field.name) for field in dataclasses.fields(PackedBatch)}
-        fields["media"] = {name: items for name, items in media.items() if name == "image"}
-        fields["media_samples"] = {name: items for name, items in owners.items() if name == "image"}
-        return ImageTextRow(
-            **fields,
+        return ImageTextRow.extend(
+            row,
+            media={name: items for name, items in media.items() if name == "image"},
+            media_samples={name: items for name, items in owners.items() if name == "image"},
             mrope_position_ids=torch.cat([none.view(0).expand(3, 0), *places], dim=1)[:, None],
             image_grids=grids,
             image_starts=starts + begins[owner],

@@ -31,6 +31,7 @@ from energon_lite.order.block_counts import BLOCK, BlockCounts
 from energon_lite.order.orders import ChangingWeights
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
 from energon_lite.storage.files.atomic_file import flush_files
+from energon_lite.topology import cores_per_rank
 
 #: Names of the two files of a blend index.
 DATASET_INDEX = "dataset_index.npy"
@@ -89,7 +90,7 @@ def build_blend_index(
     dist = sys.modules.get("torch.distributed")  # not imported here: child processes do without torch
     if rank is None and path is not None and dist is not None and dist.is_available() and dist.is_initialized():
         rank, world_size, barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
-        workers = workers or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        workers = workers or cores_per_rank()
     rank = rank or 0
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of {world_size}", fix="give 0 <= rank < world_size")
@@ -241,8 +242,7 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
     try:
         np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(n,))
         _fill_in_children([path], {"length": n, "key": key}, 0, _blocks(n), workers)
-        order: Ints = np.load(path, mmap_mode="r")
-        return order
+        return np.load(path, mmap_mode="r")
     finally:
         os.unlink(path)
 

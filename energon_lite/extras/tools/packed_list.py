@@ -321,8 +321,7 @@ class _Packing:
             ) from error
 
     def _pack(self, item: Any) -> bytes:
-        data: bytes = msgpack.packb(item, default=self._extend, strict_types=True, unicode_errors="surrogatepass")
-        return data
+        return msgpack.packb(item, default=self._extend, strict_types=True, unicode_errors="surrogatepass")
 
     def _extend(self, value: Any) -> msgpack.ExtType:
         if type(value) is tuple:

@@ -124,8 +124,7 @@ def _pool_of(described: RemoteWorkers | str) -> Callable[[PoolRequest], Executor
             if workers()
             else "install energon_lite with energon_lite/extras/remote_workers",
         )
-    opens: Callable[[PoolRequest], Executor] = load(target)
-    return opens
+    return load(target)
 
 
 class ExecutorHandle:

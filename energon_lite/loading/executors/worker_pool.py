@@ -275,7 +275,7 @@ class WorkerPool(Executor):
 
     def _has_room(self, ticket: int, taken: int) -> bool:
         """Return whether there is memory for the result of one more job, after the running ones and ``taken`` ones."""
-        at_work = sum(len(worker.tickets) for worker in self._workers) + taken
+        at_work = sum(len(worker.tickets) for worker in self._workers if not worker.is_silent) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
         return needed or expected <= self._options.max_bytes_in_flight

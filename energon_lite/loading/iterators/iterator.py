@@ -176,8 +176,7 @@ class DatasetIterator(ABC):
         Args:
             cursor: an earlier value of ``cursor``; None: the current one.
         """
-        state: State = self.dataset.state(cursor or self.cursor)
-        return state
+        return self.dataset.state(cursor or self.cursor)
 
     def restore(self, state: State | None) -> None:
         """Go to the position of a state; None: to the beginning."""

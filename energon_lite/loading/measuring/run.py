@@ -162,8 +162,7 @@ def measure(
     index = source.index
     columns = MeasuredColumns(source, maker, name, flags=flags, lengths=runner.length is not None)
     wanted = index.shard_names if shards is None else shards
-    numbers = {shard: row for row, shard in enumerate(index.shard_names)}
-    rows = sorted(numbers[shard] for shard in set(wanted))
+    rows = sorted(index.shard_rows[shard] for shard in set(wanted))
     chunks = chunks_of(index, rows, together)
     known = {} if again else columns.known()
     work = ChunkWork(columns.results, index, maker)

@@ -21,7 +21,8 @@ from typing import Any
 
 from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError, counted
-from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
+from energon_lite.samples import SAMPLE_TYPES, Sample
+from energon_lite.samples.sample import is_required, own_fields
 from energon_lite.storage.index.nv_meta import DATASET_YAML
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -241,14 +242,9 @@ def _counted_up(before: list[str], after: list[str]) -> int | None:
 # -- dataset.yaml ----------------------------------------------------------------------------------------------------
 
 
-def sample_fields(sample_type: str) -> list[dataclasses.Field[Any]]:
+def sample_fields(sample_type: str) -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a sample type that a field map may name; those that every sample has are left out."""
-    return [field for field in dataclasses.fields(find_sample_type(sample_type)) if field.name not in BASE_FIELDS]
-
-
-def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Return True if a field map must name a field."""
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return own_fields(find_sample_type(sample_type))
 
 
 def find_sample_type(name: str) -> type[Sample]:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from energon_lite.entry_points import load, unit_runners
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, listed
 from energon_lite.storage.sharded_job.work import Outcome, R, Table, U, Work, run_units
-from energon_lite.topology import launched_place
+from energon_lite.topology import cores_per_rank, launched_place
 
 T = TypeVar("T")
 
@@ -81,8 +81,7 @@ class Ranks:
             return 0
         if asked is not None:
             return asked
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1
-        return max(1, (os.cpu_count() or 1) // here)
+        return cores_per_rank() if self.world_size > 1 else os.cpu_count() or 1
 
     def wait(self, is_done: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> bool:
         """Wait for other ranks; return False if ``progress`` returns the same value for ``timeout`` seconds."""

@@ -257,8 +257,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         StateError: not a checkpoint, or one of a later format.
     """
-    state: dict[str, Any] = read_content(CheckpointReader(path), path)["state"]
-    return state
+    return read_content(CheckpointReader(path), path)["state"]
 
 
 def _write(

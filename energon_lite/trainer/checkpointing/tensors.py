@@ -80,8 +80,7 @@ class CheckpointReader:
         return {name: tuple(tensor.size) for name, tensor in saved if isinstance(tensor, TensorStorageMetadata)}
 
     def dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = self._tensor(name).properties.dtype
-        return dtype
+        return self._tensor(name).properties.dtype
 
     def boxes(self, name: str) -> list[Box]:
         """Return the boxes in which a tensor was saved; together they cover it."""
@@ -95,8 +94,7 @@ class CheckpointReader:
             self._stream = self._stack.enter_context(self.fs.open(f"{self.path}/{info.relative_path}", "rb"))
             self._open = info.relative_path
         part: Any = _create_file_view(self._stream, info.offset, info.length)
-        values: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
-        return values
+        return torch.load(part, map_location="cpu", weights_only=True)
 
     def fill(self, targets: dict[str, ChunkedTensor]) -> None:
         """Read values into the boxes of existing tensors, in the order of the files; boxes not needed are not read."""

@@ -114,8 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     document = load_yaml(path)
     document.entries()  # raises if it is not an object
-    content: dict[str, Any] = document.plain()
-    return content
+    return document.plain()
 
 
 def _weight_map(index: Path) -> dict[str, str]:

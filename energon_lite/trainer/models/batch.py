@@ -90,5 +90,4 @@ def document_lengths(documents: torch.Tensor) -> list[int]:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     ends = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([documents.numel()])])
-    lengths: list[int] = ends.diff().tolist()
-    return lengths
+    return ends.diff().tolist()

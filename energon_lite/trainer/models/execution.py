@@ -34,8 +34,7 @@ def computed_again(function: Callable[..., torch.Tensor], *args: Any, selective:
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if selective:
         settings["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
-    made: torch.Tensor = checkpoint(function, *args, **settings)
-    return made
+    return checkpoint(function, *args, **settings)
 
 
 def residual(x: torch.Tensor, *halves: tuple[Any, ...], selective: bool) -> torch.Tensor:
@@ -48,8 +47,7 @@ def residual(x: torch.Tensor, *halves: tuple[Any, ...], selective: bool) -> torc
     """
 
     def half(x: torch.Tensor, norm: Any, layer: Any, *more: Any) -> torch.Tensor:
-        made: torch.Tensor = layer(norm(x), *more)
-        return made
+        return layer(norm(x), *more)
 
     for parts in halves:
         x = x + (computed_again(half, x, *parts, selective=True) if selective else half(x, *parts))

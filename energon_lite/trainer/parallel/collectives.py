@@ -161,8 +161,7 @@ def overlapped_products(
     Returns:
         The products, ``[..., features]`` each.
     """
-    made: tuple[torch.Tensor, ...] = _OverlappedProducts.apply(x, group, sequence, *weights)
-    return made
+    return _OverlappedProducts.apply(x, group, sequence, *weights)
 
 
 def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:

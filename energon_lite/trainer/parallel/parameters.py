@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from energon_lite.errors import TopologyError, UsageError, listed
+from energon_lite.topology import cores_per_rank
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 
@@ -174,8 +174,7 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, dr
             parameter.copy_(layout.local_part(full, mesh))
 
     # A generator runs in one thread; ranks of this machine share its cores, and large tensors its memory.
-    threads = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    with ThreadPoolExecutor(max(1, min(threads, 8))) as pool:
+    with ThreadPoolExecutor(min(cores_per_rank(), 8)) as pool:
         list(pool.map(fill, model.named_parameters()))
 
 

@@ -297,8 +297,7 @@ def _settings_of(
         "records_per_shard": records,
         "inputs": [asdict(given) | {"files": [[path, *_stamp(path)] for path in given.files]} for given in inputs],
     }
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
-    return plain
+    return json.loads(json.dumps(settings))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -147,8 +147,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode_plain(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
         """Use the folder's chat template, if any (requires transformers); otherwise, the default format."""

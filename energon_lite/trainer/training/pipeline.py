@@ -144,8 +144,7 @@ class ToHost:
         """Wait for the copy, and return the numbers, ``[n]``."""
         if self._there is not None:
             self._there.synchronize()
-        numbers: list[float] = self._values.tolist()
-        return numbers
+        return self._values.tolist()
 
 
 class Wire:
@@ -354,8 +353,7 @@ class _Stage:
         """Return the first stage's integers; all stages give as many."""
         mesh, shared = self.mesh, torch.tensor(here, dtype=torch.int64)
         dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
-        numbers: list[Any] = shared.tolist()
-        return numbers
+        return shared.tolist()
 
     def _told(self, batch: TrainingBatch) -> list[int]:
         if not isinstance(batch, MultimodalBatch):

@@ -191,11 +191,7 @@ def test_the_largest_length_is_the_largest(limit: int, multiple: int) -> None:
 
 
 def test_lengths_that_are_none() -> None:
-    for lengths, message in (
-        ([[1]], "one-dimensional"),
-        ([0.5], "one-dimensional"),
-        ([1, -1], r"lengths\[1\] is -1"),
-    ):
+    for lengths, message in (([[1]], "one-dimensional"), ([0.5], "one-dimensional"), ([1, -1], r"lengths\[1\] is -1")):
         with pytest.raises(UsageError, match=message):
             checked_lengths(lengths)
     assert checked_lengths([]).dtype == np.int64

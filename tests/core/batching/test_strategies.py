@@ -33,12 +33,7 @@ DOCUMENTS = st.one_of(
         {"strategy": st.just("fixed"), "batch_size": st.integers(1, 5), "sort": st.booleans(), **_ORDERED}
     ),
     st.fixed_dictionaries(
-        {
-            "strategy": st.just("capacity"),
-            **_capacity(_ANY),
-            "max_samples": st.sampled_from([None, 1, 3]),
-            **_ORDERED,
-        }
+        {"strategy": st.just("capacity"), **_capacity(_ANY), "max_samples": st.sampled_from([None, 1, 3]), **_ORDERED}
     ),
     st.fixed_dictionaries(
         {
@@ -76,12 +71,7 @@ DOCUMENTS = st.one_of(
         }
     ),
     st.fixed_dictionaries(
-        {
-            "strategy": st.just("bfd"),
-            **_capacity(_SUMS),
-            "chunk": st.sampled_from([None, 1, 10]),
-            **_ORDERED,
-        }
+        {"strategy": st.just("bfd"), **_capacity(_SUMS), "chunk": st.sampled_from([None, 1, 10]), **_ORDERED}
     ),
     st.fixed_dictionaries({"strategy": st.just("concat_split"), "tokens": LIMITS}),
 )
@@ -163,11 +153,7 @@ def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(st.sampled_from([1, 2, 9, 10, 11, 19, 20, 50]), max_size=200),
-    st.integers(1, 6),
-    st.integers(1, 40),
-)
+@given(st.lists(st.sampled_from([1, 2, 9, 10, 11, 19, 20, 50]), max_size=200), st.integers(1, 6), st.integers(1, 40))
 def test_best_fit_lets_nothing_starve(lengths: list[int], open_bins: int, max_age: int) -> None:
     """Sizes chosen to leave gaps that nothing fills."""
     document = {"strategy": "best_fit", "capacity": 20, "open_bins": open_bins, "max_age": max_age}

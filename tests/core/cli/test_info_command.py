@@ -15,6 +15,13 @@ def info(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def quiet(*arguments: object) -> str:
+    """What is printed without a warning."""
+    code, output, warnings = info(*arguments)
+    assert (code, warnings) == (0, "")
+    return output
+
+
 @pytest.fixture
 def room(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
     """Data sets of 10, 20 and 40 samples, the last with an excluded one, and what blends them."""
@@ -56,8 +63,7 @@ def test_a_tree_of_blends_by_weight(room: Path) -> None:
 
 
 def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
-    code, output, warnings = info(room / "top.yaml", "--split-parts", "epochs", "--samples", 244, "--max-epochs", "6")
-    assert (code, warnings) == (0, "")
+    output = quiet(room / "top.yaml", "--split-parts", "epochs", "--samples", 244, "--max-epochs", "6")
     assert output == textwrap.dedent(f"""\
         {room}/top.yaml [epochs]: 2 data sets, blended by repetitions
 
@@ -73,9 +79,7 @@ def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
 
 
 def test_a_folder(room: Path) -> None:
-    code, output, warnings = info(room / "forty", "--split-parts", "val", "--samples", 40)
-    assert (code, warnings) == (0, "")
-    assert output == textwrap.dedent(f"""\
+    assert quiet(room / "forty", "--split-parts", "val", "--samples", 40) == textwrap.dedent(f"""\
         {room}/forty [val]: 1 data set
 
         data set     samples  epochs
@@ -86,9 +90,7 @@ def test_a_folder(room: Path) -> None:
 
 
 def test_a_folder_whose_run_has_no_known_length(room: Path) -> None:
-    code, output, warnings = info(room / "ten")
-    assert (code, warnings) == (0, "")
-    assert output == textwrap.dedent(f"""\
+    assert quiet(room / "ten") == textwrap.dedent(f"""\
         {room}/ten: 10 samples in 1 shard
           prepared by  energon 7.4.1
           sample type  TextSample
@@ -125,9 +127,7 @@ def test_a_split_that_is_read_once_has_no_weights(room: Path, split: str) -> Non
         f"splits:\n  {split}:\n    blend:\n    - {{path: ten, weight: 3, split_part: train}}\n"
         "    - {path: forty, weight: 1, split_part: train}\n"
     )
-    code, output, warnings = info(room / "checks.yaml", "--split-parts", split)
-    assert (code, warnings) == (0, "")
-    assert output == textwrap.dedent(f"""\
+    assert quiet(room / "checks.yaml", "--split-parts", split) == textwrap.dedent(f"""\
         {room}/checks.yaml [{split}]: 2 data sets, one after the other
 
         data set       samples
@@ -140,9 +140,7 @@ def test_a_split_that_is_read_once_has_no_weights(room: Path, split: str) -> Non
 
 
 def test_a_blend_whose_run_has_no_known_length(room: Path) -> None:
-    code, output, warnings = info(room / "in.yaml")
-    assert (code, warnings) == (0, "")
-    assert output == textwrap.dedent(f"""\
+    assert quiet(room / "in.yaml") == textwrap.dedent(f"""\
         {room}/in.yaml [train]: 2 data sets, blended by weight
 
         data set            samples  weight
@@ -234,9 +232,7 @@ def test_weights_that_change_over_a_run_of_no_known_length(room: Path) -> None:
     (room / "steps.yaml").write_text(
         "splits:\n  train:\n    blend:\n    - {path: forty}\n    - {path: ten, weight: {0: 0, 5000: 3}}\n"
     )
-    code, output, warnings = info(room / "steps.yaml")
-    assert (code, warnings) == (0, "")
-    assert output == textwrap.dedent(f"""\
+    assert quiet(room / "steps.yaml") == textwrap.dedent(f"""\
         {room}/steps.yaml [train]: 2 data sets, blended by weight
 
         data set       samples

@@ -22,19 +22,25 @@ TREES = st.recursive(
 ).filter(lambda tree: isinstance(tree, list))
 
 
-def write_tree(tree: Any, folder: Path, expected: list[tuple[str, Fraction]], share: Fraction, name: str) -> str:
-    """Writes the documents of a tree; returns the path for the reference to it; collects the leaves in order."""
+def write_tree(
+    tree: Any, folder: Path, key: str, expected: list[tuple[str, Fraction]], product: Fraction, name: str
+) -> str:
+    """Writes the documents of a tree; returns the path for the reference to it; collects the leaves in order.
+
+    Weights multiply as shares, repetitions as decimal numbers.
+    """
     if not isinstance(tree, list):
         path = folder / f"leaf{len(expected)}"
         path.mkdir()
-        expected.append((str(path), share))
+        expected.append((str(path), product))
         return path.name
     total = sum(Fraction(weight) for weight, _ in tree)
-    entries = [
-        {"path": write_tree(below, folder, expected, share * Fraction(weight) / total, f"{name}{i}"), "weight": weight}
-        for i, (weight, below) in enumerate(tree)
-    ]
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend": entries}}}))
+    entries = []
+    for i, (number, below) in enumerate(tree):
+        factor = Fraction(number) / total if key == "weight" else Fraction(str(number))
+        entries.append({"path": write_tree(below, folder, key, expected, product * factor, f"{name}{i}"), key: number})
+    kind = "blend" if key == "weight" else "blend_epochized"
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {kind: entries}}}))
     return f"{name}.yaml"
 
 
@@ -43,7 +49,7 @@ def write_tree(tree: Any, folder: Path, expected: list[tuple[str, Fraction]], sh
 def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
     with TemporaryDirectory() as folder:
         expected: list[tuple[str, Fraction]] = []
-        top = write_tree(tree, Path(folder), expected, Fraction(1), "top")
+        top = write_tree(tree, Path(folder), "weight", expected, Fraction(1), "top")
         leaves = load_metadataset(Path(folder, top), split_part="train")
         document = yaml.safe_load(Path(folder, top).read_text())
         for entry in document["splits"]["train"]["blend"]:
@@ -62,25 +68,11 @@ EPOCH_TREES = st.recursive(
 ).filter(lambda tree: isinstance(tree, list))
 
 
-def write_epochs(tree: Any, folder: Path, expected: list[Fraction], product: Fraction, name: str) -> str:
-    """As :func:`write_tree`, with repetitions: they multiply as decimal numbers."""
-    if not isinstance(tree, list):
-        (folder / f"leaf{len(expected)}").mkdir()
-        expected.append(product)
-        return f"leaf{len(expected) - 1}"
-    entries = [
-        {"path": write_epochs(below, folder, expected, product * Fraction(str(r)), f"{name}{i}"), "repetitions": r}
-        for i, (r, below) in enumerate(tree)
-    ]
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend_epochized": entries}}}))
-    return f"{name}.yaml"
-
-
 @settings(deadline=None)
 @given(EPOCH_TREES)
 def test_repetitions_multiply_along_the_path(tree: Any) -> None:
     with TemporaryDirectory() as folder:
-        expected: list[Fraction] = []
-        top = write_epochs(tree, Path(folder), expected, Fraction(1), "top")
+        expected: list[tuple[str, Fraction]] = []
+        top = write_tree(tree, Path(folder), "repetitions", expected, Fraction(1), "top")
         leaves = load_metadataset(Path(folder, top), split_part="train")
-    assert [leaf.repetitions for leaf in leaves] == [float(product) for product in expected]
+    assert [leaf.repetitions for leaf in leaves] == [float(product) for _, product in expected]

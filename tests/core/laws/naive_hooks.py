@@ -14,7 +14,7 @@ import torch
 from energon_lite import Cooker, DefaultTaskEncoder, SkipSample, TaskEncoder, TextSample, basic_sample_keys, cooker
 from energon_lite.batching import TokenSequence
 from energon_lite.storage.stores import FileStore
-from tests.core.laws.sources import length_of
+from tests.core.laws.token_data import length_of
 
 
 def chance(of: int, *what: object) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from energon_lite import TextSample
 from energon_lite.extras.energon import build_filter_index
 from energon_lite.storage.index.columns import write_column
+from tests.core.laws.token_data import length_of
 
 #: Data sets by their tags, and how many samples they have. Those of "x" are crude ones.
 SIZES = {"a": 3, "b": 5, "c": 8, "d": 13, "e": 21, "f": 34, "x": 13}
@@ -26,13 +27,20 @@ _TEXT = {"__module__": "megatron.energon", "__class__": "StandardWebdatasetFacto
 _CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
-def length_of(index: int) -> int:
-    """Tokens of sample ``index`` of any data set: 1 to 60."""
-    return index * 37 % 60 + 1
-
-
 def images_of(index: int) -> int:
     return index * 7 % 5 if index % 3 else 0
+
+
+def columns(size: int) -> dict[str, np.ndarray]:
+    """Numbers of the samples of a data set."""
+    index = np.arange(size)
+    images = np.array([images_of(one) for one in range(size)])
+    return {
+        "length": np.array([length_of(one) for one in range(size)]),
+        "images": images,
+        "squared_patches": images * (index * 31 % 97) ** 2,
+        "loss_tokens": index * 13 % 40,
+    }
 
 
 def join_texts(one: TextSample, two: TextSample | None) -> TextSample:
@@ -49,13 +57,9 @@ def write_data(root: Path) -> Path:
     for tag, size in SIZES.items():
         names = [key(tag, number) for number in range(size)]
         _write(root / tag, [(name, name) for name in names], _CRUDE if tag == "x" else _TEXT)
-        index = np.arange(size)
-        images = np.array([images_of(one) for one in range(size)])
-        write_column(root / tag, "length", np.array([length_of(one) for one in range(size)]))
-        write_column(root / tag, "images", images)
-        write_column(root / tag, "squared_patches", images * (index * 31 % 97) ** 2)
-        write_column(root / tag, "loss_tokens", index * 13 % 40)
-        build_filter_index(root / tag, "some", np.flatnonzero(index % 3 != 1))
+        for name, values in columns(size).items():
+            write_column(root / tag, name, values)
+        build_filter_index(root / tag, "some", np.flatnonzero(np.arange(size) % 3 != 1))
     _write(root / PARTNER, [(key("e", index), f"p{index}") for index in range(0, SIZES["e"], 2)], _TEXT)
     _write(root / "notes", [(key("x", index), f"note {index}") for index in range(SIZES["x"])], _TEXT)
     return root

@@ -185,9 +185,7 @@ def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], o
     again = get_savable_loader(after)
     again.restore_state_rank(moved)
     if old != new:
-        whole = keys_of(
-            [batch for _, batch in zip(range(120), get_savable_loader(builder(leaf_of(50), 1)(ALONE)), strict=False)]
-        )
+        whole = samples_of(leaf_of(50))
         place = cut * old + report.given_up
         assert "rebase" not in moved  # the sequence is the same
         assert next(iter(again)).__key__ == whole[place : place + new]
@@ -211,12 +209,5 @@ def test_batches_that_hooks_make_are_rebased_behind_their_chunks(leaf_of: Callab
     assert report.first % 8 == 0 and report.first - report.given_up <= len(shown)
     other.restore_state_rank(moved)
     rest = [key for _, batch in zip(range(3), other, strict=False) for key in batch]
-    whole = keys_of(
-        [
-            one
-            for _, one in zip(
-                range(120), get_savable_loader(builder(leaf_of(50), 1)(loader.worker_config)), strict=False
-            )
-        ]
-    )
+    whole = samples_of(leaf_of(50))
     assert set(rest) <= set(whole[report.first : report.first + 16])

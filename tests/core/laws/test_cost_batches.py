@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,28 +26,13 @@ from energon_lite.loading import token_batching
 from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.core.laws.token_data import CAPACITY, Tokens, length_of, tokens_of
+from tests.core.laws.pipelines import MODEL
+from tests.core.laws.sources import columns, images_of
+from tests.core.laws.token_data import CAPACITY, Tokens, tokens_of
 from tests.testing import ALONE, examples
 
-MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
 NOTHING = CostModel.from_features({})  # for a limit of images alone
 PER_STEP = 12
-
-
-def images_of(index: int) -> int:
-    return index * 7 % 5 if index % 3 else 0
-
-
-def columns(count: int) -> dict[str, np.ndarray]:
-    """Numbers of the samples of a leaf."""
-    index = np.arange(count)
-    images = np.array([images_of(one) for one in range(count)])
-    return {
-        "length": np.array([length_of(one) for one in range(count)]),
-        "images": images,
-        "squared_patches": images * (index * 31 % 97) ** 2,
-        "loss_tokens": index * 13 % 40,
-    }
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from tests.core.laws import token_data
 from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, length_of, tokens_of
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, alone, examples
 
 
 def sequence(sample: Any, part: int = 0) -> TokenSequence:
@@ -217,20 +217,11 @@ class Measures(Tokens):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cut", [0, 1, 5])
 def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, workers: int, cut: int) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20, "length_column": None}
+    arguments |= {"batch_size": None, "task_encoder": Measures(), "worker_config": alone(workers)}
 
     def loader() -> Any:
-        arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20}
-        return get_savable_loader(
-            get_val_dataset(
-                leaf_of(50),
-                batch_size=None,
-                length_column=None,
-                worker_config=config,
-                task_encoder=Measures(),
-                **arguments,
-            )
-        )
+        return get_savable_loader(get_val_dataset(leaf_of(50), **arguments))
 
     with loader() as first, loader() as second:
         batches = [batch for _, batch in zip(range(cut), first, strict=False)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 from energon_lite.extras.energon import BatchDataset, MapDataset
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import examples
 
 
@@ -45,9 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
 chains = st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3)), min_size=1, max_size=4)
 
 
-@pytest.fixture(autouse=True)
-def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.ones(len(self), dtype=np.int64))
+pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
 def _steps(

@@ -121,12 +121,7 @@ def test_more_ranks_than_samples(leaf_of: Any) -> None:
 
 def test_a_pass_over_a_blend_has_no_end(write_blend: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="repeat=False"):
-        get_train_dataset(
-            write_blend([(3, 1.0), (4, 1.0)]),
-            batch_size=1,
-            repeat=False,
-            worker_config=ALONE,
-        )
+        get_train_dataset(write_blend([(3, 1.0), (4, 1.0)]), batch_size=1, repeat=False, worker_config=ALONE)
 
 
 # -- law 6 ----------------------------------------------------------------------------------------------------------

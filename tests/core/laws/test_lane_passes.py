@@ -10,7 +10,7 @@ import torch
 from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
 from tests.core.laws.content_encoders import Content
-from tests.testing import ALONE
+from tests.testing import ALONE, errors_of
 
 
 def test_without_a_group_the_first_pass_says_what_to_do(leaf_of: Any) -> None:
@@ -52,14 +52,11 @@ def test_an_error_on_one_rank_ends_the_loop_on_all(on_ranks: Any, leaf_of: Any) 
 
     leaf = leaf_of(60, "a")
 
-    def work(rank: int) -> str:
+    def work(rank: int) -> None:
         config = WorkerConfig(rank=rank, world_size=3)
-        dataset = get_val_dataset(leaf, batch_size=2, chunk_size=4, worker_config=config, task_encoder=Breaks())
-        with pytest.raises(FatalSampleError) as caught:
-            list(get_loader(dataset))
-        return str(caught.value)
+        list(get_loader(get_val_dataset(leaf, batch_size=2, chunk_size=4, worker_config=config, task_encoder=Breaks())))
 
-    words = on_ranks(3, work)
+    words = errors_of(on_ranks, 3, FatalSampleError, work)
     assert sorted("seventeen" in word for word in words) == [False, False, True]
     assert sum("another rank of the data-parallel group failed" in word for word in words) == 2
 
@@ -134,16 +131,14 @@ def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, 
             def encode_sample(self, sample: Any) -> Any:
                 yield sample
 
-    def work(rank: int) -> str:
-        config = WorkerConfig(rank=rank, world_size=2)
-        dataset = get_val_dataset(
-            leaf_of(33, "a"), batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums()
-        )
-        with pytest.raises(FatalSampleError) as caught:
-            list(get_loader(dataset))
-        return str(caught.value)
+    leaf = leaf_of(33, "a")  # once, not by both ranks
 
-    words = on_ranks(2, work)
+    def work(rank: int) -> None:
+        config = WorkerConfig(rank=rank, world_size=2)
+        dataset = get_val_dataset(leaf, batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums())
+        list(get_loader(dataset))
+
+    words = errors_of(on_ranks, 2, FatalSampleError, work)
     assert sum("another rank of the data-parallel group failed" in word for word in words) == 1
     assert sum("write empty_batch(self, like, rows)" in word for word in words) == 1
 

@@ -35,10 +35,6 @@ def _dataset(leaf: Any, content: Content, chunk: int, config: WorkerConfig, **ar
     return get_train_dataset(leaf, chunk_size=size, worker_config=config, **content.arguments(), **arguments)
 
 
-def _states(ranks: Any) -> list[Any]:
-    return [loader.save_state_rank() for loader in ranks.loaders]
-
-
 @settings(max_examples=examples(25))
 @given(
     content=contents.filter(lambda one: one.batch_size and not (one.groups or one.batch_yields or one.encoded_yields)),
@@ -156,7 +152,7 @@ PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
 def _saved(cluster: Any, leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
     with cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
         ranks.steps(steps)
-        return _states(ranks)
+        return ranks.states()
 
 
 def _loader(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:

@@ -61,11 +61,7 @@ def test_a_remote_data_set_gives_the_same_batches(
     try:
         here, there = (epochs(path, workers, None, 12) for path in (str(local), "memory://laws/r-300"))
         assert [batch.text for batch in here] == [batch.text for batch in there]
-        dataset = get_val_dataset(
-            "memory://laws/r-300",
-            worker_config=alone(workers),
-            batch_size=7,
-        )
+        dataset = get_val_dataset("memory://laws/r-300", worker_config=alone(workers), batch_size=7)
         with get_savable_loader(dataset) as loader:
             assert [text for batch in loader for text in batch.text] == [f"r-{number}" for number in range(300)]
     finally:

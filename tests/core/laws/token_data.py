@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def alone() -> WorkerConfig:
     return ALONE
 
 
-def tokens_of(batches: list[Any]) -> list[list[int]]:
+def tokens_of(batches: Iterable[Any]) -> list[list[int]]:
     return [batch.tokens[0].tolist() for batch in batches]
 
 

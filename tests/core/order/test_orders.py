@@ -22,9 +22,7 @@ def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6),
-    seed=st.integers(0, 2**32),
-    epochs=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), seed=st.integers(0, 2**32), epochs=st.integers(1, 3)
 )
 def test_each_leaf_of_a_blend_finishes_an_epoch_before_the_next(lengths: list[int], seed: int, epochs: int) -> None:
     weights = [1.0 + leaf for leaf in range(len(lengths))]

@@ -98,9 +98,7 @@ def test_a_source_in_a_blend_resumes_elsewhere(tmp_path: Path) -> None:
     blend = {
         "__module__": "megatron.energon",
         "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {"blend": [{"path": "numbers://50", "weight": 2}, {"path": "numbers://9#b", "weight": 1}]},
-        },
+        "splits": {"train": {"blend": [{"path": "numbers://50", "weight": 2}, {"path": "numbers://9#b", "weight": 1}]}},
     }
 
     def loader(rank: int, world: int) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import energon_lite
+from tests.fork_server import run_program
 
 PACKAGE = Path(energon_lite.__file__).parent
 #: Packages whose public names stand in a stub.
@@ -53,4 +54,4 @@ def test_commands_do_not_import_torch() -> None:
 
 def test_rooms_can_be_imported_first() -> None:
     code = "from energon_lite import loading; from energon_lite.storage import prepare; print(loading.__name__)"
-    assert in_a_fresh_process(code) == "energon_lite.loading"
+    assert run_program(["-c", code], capture_output=True, text=True, check=True).stdout == "energon_lite.loading\n"

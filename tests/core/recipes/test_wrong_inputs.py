@@ -174,10 +174,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "loader of a path": (lambda path: get_loader(path), ["a loader of a"]),  # type: ignore[arg-type]
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
     "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
-    "limit 0": (
-        lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0),
-        ["limit is 0"],
-    ),
+    "limit 0": (lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0), ["limit is 0"]),
     "more ranks than samples": (
         lambda path: get_val_dataset(path, batch_size=2, worker_config=WorkerConfig(rank=0, world_size=99)),
         ["12 samples for 99 data-parallel ranks", "images[val]", "at most 12"],

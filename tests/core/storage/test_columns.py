@@ -70,13 +70,7 @@ class TestReading:
         st.tuples(st.integers(0, 10), st.integers(0, 10)),
     )
     def test_of_any_choice_of_samples(
-        self,
-        ten: Path,
-        order: list[str],
-        count: int,
-        excluded: set[int],
-        skipped: set[int],
-        span: tuple[int, int],
+        self, ten: Path, order: list[str], count: int, excluded: set[int], skipped: set[int], span: tuple[int, int]
     ) -> None:
         if not (ten / ".nv-meta").exists():
             prepare(ten)

@@ -268,11 +268,7 @@ def test_an_unknown_form() -> None:
 @pytest.mark.parametrize(
     ("part", "data", "message"),
     [
-        (
-            "png",
-            b"\x89PNG not really",
-            r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* not an image",
-        ),
+        ("png", b"\x89PNG not really", r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* not an image"),
         ("jpg", png()[:40], "part 'jpg'"),
         ("json", b"{", "part 'json'.*JSONDecodeError"),
         ("txt", b"\xff\xfe", "part 'txt'.*UnicodeDecodeError"),

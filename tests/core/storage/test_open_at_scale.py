@@ -54,11 +54,7 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(builtins, "open", recording(builtins.open))
         patch.setattr(os, "open", recording(os.open))
         dataset = get_train_dataset(
-            folder,
-            batch_size=1,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=ALONE,
+            folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ALONE
         )
         with get_savable_loader(dataset) as loader:
             next(iter(loader))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from energon_lite.storage import open_stream
 from energon_lite.storage.read import ranges
 from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import long_film
+from tests.servers import web_server
 from tests.testing import examples
 
 
@@ -89,19 +90,14 @@ class Store(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[bytes], tuple[str, list[tuple[int, int]]]]]:
-    servers: list[ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(data: bytes) -> tuple[str, list[tuple[int, int]]]:
-        sent: list[tuple[int, int]] = []
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Store,), {"data": data, "sent": sent}))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/film", sent
+        def start(data: bytes) -> tuple[str, list[tuple[int, int]]]:
+            sent: list[tuple[int, int]] = []
+            made = web_server(type("One", (Store,), {"data": data, "sent": sent}))
+            return f"{servers.enter_context(made)}/film", sent
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def groups(data: bytes, start: float, stop: float) -> tuple[int, int]:

@@ -55,8 +55,9 @@ def test_a_shard_that_shrinks_while_it_is_read_is_no_death_of_the_process(tmp_pa
     finally:
         ends.set()
         thread.join()
-    kinds = {b"x" * 4096, bytes(4096)}
-    assert all(rows is None or {*rows[0]} <= kinds for rows in found)
+    # A page may change while it is copied.
+    assert all(rows is None or {*b"".join(rows[0])} <= {*b"x\0"} for rows in found)
+    assert all(rows is None or {*map(len, rows[0])} == {4096} for rows in found)
     path.write_bytes(b"x" * 4096)
     assert fetch_neighbours(shard, starts, starts + 4096) is None
 

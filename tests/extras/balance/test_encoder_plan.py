@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError, UsageError
-from energon_lite.extras.balance.image_exchange import EncoderPlan
+from energon_lite.extras.balance.shared_images import EncoderPlan
 from tests.testing import examples
 
 

@@ -40,11 +40,7 @@ def document(recipe: dict[str, Any], leaf_of: Callable[..., Any]) -> dict[str, A
     ((kind, leaves),) = recipe.items()
     blend = [{"path": str(leaf_of(SIZES[tag], tag)), kind: value} for tag, value in leaves.items()]
     name = "blend_epochized" if kind == "repetitions" else "blend"
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {name: blend}},
-    }
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {name: blend}}}
 
 
 def make(path: Any, config: WorkerConfig | None = None, **arguments: Any) -> Any:
@@ -138,10 +134,7 @@ def test_a_leaf_that_moved_stays(leaf_of: Any, tmp_path: Any) -> None:
             "__class__": "MetadatasetV2",
             "splits": {"train": {"blend": [{"path": str(path), "weight": weight} for path, weight in blend]}},
         }
-        for blend in (
-            [(leaf_of(7, "a"), 1.0), (leaf_of(50, "b"), 1.0)],
-            [(moved, 1.0), (leaf_of(120, "c"), 2.0)],
-        )
+        for blend in ([(leaf_of(7, "a"), 1.0), (leaf_of(50, "b"), 1.0)], [(moved, 1.0), (leaf_of(120, "c"), 2.0)])
     )
     loader = get_savable_loader(make(old))
     keys = by_leaf([batch for _, batch in zip(range(20), loader, strict=False)])

@@ -43,11 +43,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory, write_dataset: Any) -> dict[
 
 def blend_of(leaves: list[Any]) -> dict[str, Any]:
     entries = [{"path": str(path), "weight": weight} for path, weight in leaves]
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": entries}},
-    }
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
 
 
 listings = st.lists(st.tuples(st.sampled_from("pqrs"), st.sampled_from([0.5, 1.0, 2.0])), min_size=1, max_size=5)

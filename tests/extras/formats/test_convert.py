@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
+from energon_lite.extras.formats.convert_samples import as_file
 from energon_lite.storage.sharded_job.job import Ranks
 from tests.testing import ALONE, examples, invoke
 
@@ -203,6 +204,21 @@ def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
     third, fourth = samples(tmp_path / "mds")
     assert third.keys() == fourth.keys() == {"image.png", "label"} and fourth["label"] == 4
     assert (third["image.png"] == first["image.png"]).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"RIFF\4\0\0\0WEBP", "file.webp"),
+        (b"RIFF\4\0\0\0WAVE", "file.wav"),
+        (b"RIFF\4\0\0\0ACON", "file"),
+        (b"\xff\xd8\xff\xe0", "file.jpg"),
+        (b"GIF89a", "file.gif"),
+        (b"words", "file"),
+    ],
+)
+def test_files_without_a_path_get_the_extension_of_their_first_bytes(data: bytes, name: str) -> None:
+    assert as_file("file", {"bytes": data, "path": None}, "there") == (name, data)
 
 
 def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:

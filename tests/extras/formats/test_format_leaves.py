@@ -101,9 +101,7 @@ def test_typed_samples(photos: Path) -> None:
             return sample
 
     for one, other in zip(
-        found,
-        batches(str(photos), reading=Reading(dataset_config="typed.yaml"), task_encoder=OneByOne()),
-        strict=True,
+        found, batches(str(photos), reading=Reading(dataset_config="typed.yaml"), task_encoder=OneByOne()), strict=True
     ):
         assert torch.equal(one.image, other.image) and one.caption == other.caption
         assert list(one.__sources__) == list(other.__sources__) and one.__key__ == other.__key__

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.storage.sharded_job import job as helpers
+from energon_lite.storage.sharded_job import work as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset

@@ -115,11 +115,7 @@ def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
 
 
 @settings(max_examples=examples(12))
-@given(
-    st.floats(0.3, 1.0),
-    st.sampled_from([5, 8, 15, 40]),
-    st.integers(0, 99),
-)
+@given(st.floats(0.3, 1.0), st.sampled_from([5, 8, 15, 40]), st.integers(0, 99))
 def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: int, seed: int) -> None:
     """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
     lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1

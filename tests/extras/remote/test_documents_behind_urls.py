@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.servers import Files, web_server
 from tests.testing import ALONE, invoke
 
 
@@ -163,8 +162,5 @@ def test_over_http(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert keys(f"http://127.0.0.1:{server.server_address[1]}/a.yaml") == ["r-0", "r-1", "r-2"]
-        server.shutdown()
+    with web_server(partial(Files, directory=str(folder))) as server:
+        assert keys(f"{server}/a.yaml") == ["r-0", "r-1", "r-2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
-from tests.extras.remote.test_remote import Ranges
+from tests.servers import Ranges, web_server
 
 SAMPLES = 96
 
@@ -56,14 +55,12 @@ def served(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
     counts = {path.name: np.zeros(path.stat().st_size, int) for path in (tmp_path / "data").glob("*.tar")}
     handler = partial(Counted, directory=str(tmp_path), counts=counts, lock=threading.Lock())
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/data", counts
-    server.shutdown()
-    server.server_close()
+    with web_server(handler) as server:
+        yield f"{server}/data", counts
 
 
 def _rank(url: str, rank: int, world: int, folder: str | None, tell: Callable[[list[str]], None], start: Any) -> None:
+    start.wait()
     dataset = get_train_dataset(
         url,
         worker_config=WorkerConfig(rank, world),
@@ -84,11 +81,12 @@ def _rank(url: str, rank: int, world: int, folder: str | None, tell: Callable[[l
 def test_each_byte_is_fetched_once(served: Served, tmp_path: Path, world: int, shares: bool) -> None:
     url, counts = served
     folder = str(tmp_path / "ranges") if shares else None
-    processes = multiprocessing.get_context("spawn")
+    processes = multiprocessing.get_context("fork")
     keys, start = processes.Queue(), processes.Barrier(world + 1, timeout=120)
     ranks = [processes.Process(target=_rank, args=(url, rank, world, folder, keys.put, start)) for rank in range(world)]
     for process in ranks:
         process.start()
+    start.wait()  # all are forked before the server's threads have anything to do
     start.wait()
     for count in counts.values():  # of what each rank looks at to know the data
         count[:] = 0

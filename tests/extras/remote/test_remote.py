@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
-import http.server
 import itertools
 import os
 import pickle
-import re
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.extras.remote.conftest import Clock
+from tests.servers import Files, Ranges, web_server
 
 URL = "memory://bucket/ten"
 
@@ -190,35 +189,6 @@ def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatc
         WebdatasetSource.open(URL)
 
 
-class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Python's server, which ignores ranges, taught to answer them; ``shift`` is by how much it errs."""
-
-    disable_nagle_algorithm = True  # else an answer of two parts waits for 40 ms
-    shift = 0
-    asked = re.compile(r"bytes=(\d+)-(\d+)")
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def do_GET(self) -> None:
-        path, wanted = self.translate_path(self.path), self.asked.match(self.headers.get("Range", ""))
-        if wanted is None or not os.path.isfile(path):
-            return super().do_GET()
-        start, stop = int(wanted[1]) + self.shift, int(wanted[2]) + 1 + self.shift
-        data = Path(path).read_bytes()
-        part = data[start:stop]
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-
-class NoRanges(http.server.SimpleHTTPRequestHandler):
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: Any) -> None: ...
-
-
 class Shifted(Ranges):
     shift = 3
 
@@ -228,18 +198,13 @@ def serve(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     pytest.importorskip("aiohttp")
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     prepare_dataset(ten, split_ratio="1,0,0")
-    servers: list[http.server.ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(handler: type) -> str:
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(ten.parent)))
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        servers.append(made)
-        return f"http://127.0.0.1:{made.server_port}/ten"
+        def start(handler: type) -> str:
+            made = web_server(functools.partial(handler, directory=str(ten.parent)))
+            return f"{servers.enter_context(made)}/ten"
 
-    yield start
-    for one in servers:
-        one.shutdown()
-        one.server_close()
+        yield start
 
 
 def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
@@ -255,7 +220,7 @@ def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "reason"),
-    [(NoRanges, "status 200"), (Shifted, "asked for bytes 0-511, and answered with 'bytes 3-514")],
+    [(Files, "status 200"), (Shifted, "asked for bytes 0-511, and answered with 'bytes 3-514")],
 )
 def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], handler: type, reason: str) -> None:
     source = WebdatasetSource.open(serve(handler), shards=["a.tar"])

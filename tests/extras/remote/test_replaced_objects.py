@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import itertools
 import os
-import re
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,19 @@ from energon_lite.extras.remote import file_versions, range_cache, remote_files
 from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.servers import Ranges, web_server
 from tests.testing import nightly_but
 
 SHARDS, EACH = 3, 20
 SAMPLES = SHARDS * EACH
 
 
-class Versioned(http.server.SimpleHTTPRequestHandler):
+class Versioned(Ranges):
     """Ranges of files, with the validators that ``named`` lists, as nginx makes them."""
 
     named: tuple[str, ...] = ("ETag", "Last-Modified")
     in_ranges = True
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else an answer of two parts waits for 40 ms
-
-    def log_message(self, *_: Any) -> None: ...
 
     def end_headers(self) -> None:
         path = self.translate_path(self.path)
@@ -56,17 +52,8 @@ class Versioned(http.server.SimpleHTTPRequestHandler):
         super().do_HEAD()
 
     def do_GET(self) -> None:
-        path, wanted = self.translate_path(self.path), re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         self.names_versions = self.in_ranges
-        if wanted is None or not os.path.isfile(path):
-            return super().do_GET()
-        data = Path(path).read_bytes()
-        start, stop = int(wanted[1]), int(wanted[2]) + 1
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data[start:stop])))
-        self.end_headers()
-        self.wfile.write(data[start:stop])
+        super().do_GET()
 
 
 @pytest.fixture
@@ -78,19 +65,13 @@ def serve(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
     write(make_tar, "data", "old")
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
-    servers: list[http.server.ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(**how: Any) -> str:
-        handler = functools.partial(type("Answers", (Versioned,), how), directory=str(tmp_path))
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        servers.append(made)
-        return f"http://127.0.0.1:{made.server_port}/data"
+        def start(**how: Any) -> str:
+            made = web_server(functools.partial(type("Answers", (Versioned,), how), directory=str(tmp_path)))
+            return f"{servers.enter_context(made)}/data"
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def write(make_tar: Any, folder: str, text: str) -> None:

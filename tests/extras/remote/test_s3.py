@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -27,36 +26,18 @@ from energon_lite.storage.files.retries import Tries
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.servers import s3_server, server_process
 from tests.testing import free_port
 
 PROXY = Path(__file__).parents[3] / "tools/bench/store_proxy.py"
 SAMPLES = 200
 
 
-def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while socket.socket().connect_ex(("127.0.0.1", port)):
-        assert server.poll() is None and time.monotonic() < deadline, "the server does not start"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def moto() -> Iterator[int]:
-    """Its port. In a process of its own: workers are forked, and threads are not forked with them."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    port = free_port()
-    code = (
-        "import time; from moto.server import ThreadedMotoServer as S;"
-        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(600)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(port, server)
+    """Its port."""
+    with s3_server() as port:
         yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 Store = Callable[..., subprocess.Popen[bytes]]
@@ -65,7 +46,7 @@ Store = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture
 def store(moto: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     """Starts the proxy, at one and the same address."""
-    port, running = free_port(), list[subprocess.Popen[bytes]]()
+    port = free_port()
     given = {
         "AWS_ACCESS_KEY_ID": "nobody",
         "AWS_SECRET_ACCESS_KEY": "nothing",
@@ -81,20 +62,14 @@ def store(moto: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
     s3fs.S3FileSystem.clear_instance_cache()
 
-    def start(**how: float) -> subprocess.Popen[bytes]:
-        while running:
-            running[-1].kill()
-            running.pop().wait()
-        words = [word for name, value in how.items() for word in (f"--{name}", str(value))]
-        server = subprocess.Popen([sys.executable, str(PROXY), str(port), str(moto), *words])
-        running.append(server)
-        wait_for(port, server)
-        return server
+    with ExitStack() as running:
 
-    yield start
-    for server in running:
-        server.kill()
-        server.wait()
+        def start(**how: float) -> subprocess.Popen[bytes]:
+            running.close()
+            words = [word for name, value in how.items() for word in (f"--{name}", str(value))]
+            return running.enter_context(server_process(port, str(PROXY), str(port), str(moto), *words))
+
+        yield start
 
 
 @pytest.fixture

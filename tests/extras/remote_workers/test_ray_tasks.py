@@ -15,6 +15,7 @@ from energon_lite import TaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import work as job_work
 from energon_lite.storage.sharded_job.work import Outcome, Work
+from tests.servers import ray_cluster
 from tests.testing import invoke, output_of, text_dataset, write_tar
 
 ray = pytest.importorskip("ray")
@@ -24,18 +25,9 @@ HERE = "tests.extras.remote_workers.test_ray_tasks"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that runs no tasks, and four nodes."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        for _ in range(4):
-            made.add_node(num_cpus=1)
-        ray.init(address=made.address, log_to_driver=False)
+    """Four nodes of one processor."""
+    with ray_cluster(4, num_cpus=1) as made:
         yield made
-        ray.shutdown()
-        made.shutdown()
 
 
 @pytest.fixture

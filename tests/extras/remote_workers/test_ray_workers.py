@@ -29,6 +29,7 @@ from energon_lite.extras.remote_workers.tcp_workers import TcpHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
 from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
 from tests.extras.remote_workers.served import serving
+from tests.servers import ray_cluster
 from tests.testing import ALONE, examples, take, until
 
 ray = pytest.importorskip("ray")
@@ -37,17 +38,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without processors for workers, and two nodes with them."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        made.add_node(num_cpus=2, resources={"cpu_node": 2})
-    ray.init(address=made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    """Two nodes of two processors."""
+    with ray_cluster(2, num_cpus=2, resources={"cpu_node": 2}) as made:
+        yield made
 
 
 class Drawn(TaskEncoder):

@@ -19,6 +19,7 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
+from tests.fork_server import ForkedProgram, run_program
 from tests.testing import ALONE, command, take, until
 
 SCRIPT = """
@@ -59,17 +60,15 @@ def test_a_script_and_its_server(leaf_of: Any, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a secret of many letters")
     (tmp_path / "data").symlink_to(leaf_of(50))
     run = "from energon_lite.cli.main import main; main()"
-    serve = [sys.executable, "-c", run, "serve", "my_train:make_dataset", "--workers", "1"]
+    serve = ["-c", run, "serve", "my_train:make_dataset", "--workers", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
     arguments = ["--listen", "127.0.0.1:0", "--secret-file", "secret"]
-    with subprocess.Popen([*serve, *arguments], stderr=subprocess.PIPE, **options) as server:
+    with ForkedProgram([*serve, *arguments], stderr=subprocess.PIPE, **options) as server:
         assert server.stderr is not None
         line = next(line for line in server.stderr if "fingerprint" in line)
         (address,) = re.findall(r"at (127\.0\.0\.1:\d+)", line)
-        trained = subprocess.run(
-            [sys.executable, "my_train.py", address], stdout=subprocess.PIPE, timeout=300, **options
-        )
+        trained = run_program(["my_train.py", address], stdout=subprocess.PIPE, timeout=300, **options)
         server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
     assert trained.returncode == 0 and trained.stdout.strip() == "[4, 4, 4, 4]"

@@ -80,20 +80,22 @@ def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: p
     assert max(waits) < 1.5 + 10 * max(waits[20:40])  # a second, and what this machine needs without the fire
 
 
-def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("room", [1 << 30, 1], ids=["room", "room for one job"])
+def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.LogCaptureFixture, room: int) -> None:
     leaf = leaf_of(50)
     with serving(dataset_of(leaf, ALONE), 1) as one, serving(dataset_of(leaf, ALONE), 1) as other:
         config = WorkerConfig(0, 1, workers=TcpWorkers([one.address, other.address]))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
+        with get_savable_loader(dataset_of(leaf, config), max_bytes_in_flight=room) as loader:
             iterator = iter(loader)
             found = [digest(batch) for batch in take(iterator, 6)]
             pool: Any = loader._workers.executor()
             assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
-            one.signal(signal.SIGSTOP)
+            stopped = one if one.address in str(pool._workers[0]) else other  # the first to get a job
+            stopped.signal(signal.SIGSTOP)
             found += [digest(batch) for batch in take(iterator, 6)]
             assert loader.stats()["worker_deaths"] == 0  # it is not yet dropped
             assert until(lambda: (pool.load(), "is silent" in caplog.text)[1], 60)
-            one.signal(signal.SIGCONT)
+            stopped.signal(signal.SIGCONT)
             found += [digest(batch) for batch in iterator]
     assert sorted(found) == sorted(expected_of(leaf))
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from xml.etree import ElementTree
 
 from tests.house.docs.pages import DOCS
+from tests.testing import script
 
 
 def test_the_picture_is_that_of_the_recording() -> None:
-    spec = spec_from_file_location("terminal", DOCS / "figures" / "terminal.py")
-    assert spec is not None and spec.loader is not None
-    terminal = module_from_spec(spec)
-    spec.loader.exec_module(terminal)
+    terminal = script(DOCS / "figures" / "terminal.py")
     cast = terminal.CAST.read_text()
     assert terminal.PICTURE.read_text() == terminal.draw(cast)
     ElementTree.fromstring(terminal.PICTURE.read_text())

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.testing import script
+
 SCRIPT = Path(__file__).parents[3] / "tools/bench/cost_model.py"
 
 
 def mean_errors(*words: str) -> dict[str, float]:
-    spec = importlib.util.spec_from_file_location("cost_model_bench", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = script(SCRIPT)
     found = bench.errors_of(bench.arguments().parse_args(words))
     return {name: float(errors.mean()) for name, errors in found.items()}
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.testing import script
+
 SCRIPT = Path(__file__).parents[3] / "tools" / "simulate_scaling.py"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulate_scaling", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-scaling = load()
+scaling = script(SCRIPT)
 MACHINES = st.builds(
     scaling.Machine,
     kernels=st.floats(100, 10_000),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fork_server import run_program
+from tests.testing import script
 
 SCRIPT = Path(__file__).parents[3] / "tools/bench/train_step.py"
 
@@ -48,10 +49,7 @@ def test_variants_are_named_in_either_way(
         return {"matrix": 1e12, "optimizer": {"ours": 1.0, "plain": 1.0}}.get(name, found)
 
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("train_step_bench", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = script(SCRIPT)
     monkeypatch.setattr(bench, "fresh_process", fresh_process)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", *how])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.testing import script
 
 ROOT = Path(__file__).parents[3]
 
@@ -15,11 +16,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    spec = importlib.util.spec_from_file_location("conversion_memory", ROOT / "tools/bench/conversion_memory.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "tools/bench/conversion_memory.py")
 
 
 @pytest.mark.slow

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.testing import free_port
+from tests.servers import s3_server
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.rank_processes import run_ranks as run
 from tests.trainer.parallel.small_runs import blend, measured
@@ -26,6 +22,22 @@ torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Imported here, and not in each process that is forked."""
+    import torch._dynamo.backends.debugging
+    import torch._inductor.fx_passes.joint_graph  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def models() -> None:
+    """Those of transformers that ranks make, likewise."""
+    import transformers
+
+    for name in ("GPT2LMHeadModel", *(f"{kind}ForCausalLM" for kind in ("Llama", "Mistral", "Qwen2", "Qwen3"))):
+        getattr(transformers, name)
+
+
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> RunRanks:
     """``run_ranks(world, fn, timeout=300)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
@@ -34,24 +46,9 @@ def run_ranks(tmp_path: Path) -> RunRanks:
 
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
-    """Port of an S3 server. In a process of its own: ranks are forked, and threads are not forked with them."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    port = free_port()
-    code = (
-        "import time; from moto.server import ThreadedMotoServer as S;"
-        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(10_000)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 300
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert server.poll() is None and time.monotonic() < deadline, "moto's server does not start"
-            time.sleep(0.1)
+    """Port of an S3 server."""
+    with s3_server() as port:
         yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -32,21 +33,17 @@ class LateWork:
 def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
     """The names of the asynchronous collectives, as they are launched; with ``late`` they happen when waited for."""
     launched: list[str] = []
-    originals = {name: getattr(collectives, name) for name in ("reduce_scatter", "all_gather")}
 
-    def watch(name: str) -> Callable[..., Any]:
+    def watched(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("async_op"):
-                return originals[name](*args, **kwargs)
+                return collective(*args, **kwargs)
             launched.append(name)
-            return LateWork(originals[name], *args, **kwargs) if late else originals[name](*args, **kwargs)
+            return LateWork(collective, *args, **kwargs) if late else collective(*args, **kwargs)
 
         return call
 
-    for name in originals:
-        setattr(collectives, name, watch(name))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reduce_scatter", "all_gather"):
+            patch.setattr(collectives, name, watched(name, getattr(collectives, name)))
         yield launched
-    finally:
-        for name, original in originals.items():
-            setattr(collectives, name, original)

@@ -135,13 +135,7 @@ def _stacks(pid: int | None, room: Path, rank: int) -> str:
 
 
 def _rank_main(
-    rank: int,
-    world: int,
-    fn: Job,
-    room: Path,
-    pipe: Connection,
-    leave: tuple[Connection, Connection],
-    group: bool,
+    rank: int, world: int, fn: Job, room: Path, pipe: Connection, leave: tuple[Connection, Connection], group: bool
 ) -> None:
     # The test runner's handlers are not ours.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

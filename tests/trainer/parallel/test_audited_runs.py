@@ -11,9 +11,10 @@ import pytest
 
 from energon_lite.batching.digests import AddressList
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
+from energon_lite.trainer import TrainerConfig, config_from_dict, latest_checkpoint, read_state
 from tests.testing import command, nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import train
 
 SAMPLES = 30
 
@@ -27,17 +28,12 @@ def lines(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
 
 def config_of(lines: Path, output: Path, steps: int, *, mesh: dict[str, int], share: str = "load") -> TrainerConfig:
     data = {"path": str(lines), "micro_batch_size": 2, "micro_batches_per_step": 4, "max_length": 12, "workers": 0}
-    data["share"] = share
+    data |= {"share": share}
     model = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 16}
     train = {"steps": steps, "save_every": 2, "async_save": False}
     return config_from_dict(
         {"seed": 3, "output": str(output), "data": data, "model": model, "mesh": mesh, "train": train}
     )
-
-
-def train(config: TrainerConfig) -> int:
-    with Trainer(config) as trainer:
-        return trainer.run()
 
 
 def digests(output: Path) -> list[tuple[int, str]]:

@@ -17,6 +17,7 @@ from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout
 
+pytestmark = pytest.mark.usefixtures("compiler")
 CONFIG = dataclasses.replace(BASE, num_layers=3, image_size=0, compile=True)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.trainer import Trainer, load_config
+from energon_lite.trainer import load_config
 from examples.toy_data import make_toy_data
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import train
 
 CONFIGS = Path(__file__).parents[3] / "examples/configs"
 #: With a layout for each: what is planned by tokens goes over stages, too.
@@ -44,12 +45,7 @@ def test_it_runs_at_toy_size(run_ranks: RunRanks, toy: Path, monkeypatch: pytest
     # Fewer steps than a toy has: but for the numbers of them, one override does it.
     few = ["train.steps=2", "train.save_every=0", "train.eval_every=2", "train.eval_batches=2", "data.workers=0"]
     config = load_config(path, ["variant=toy", *few, *layout])
-
-    def run(rank: int) -> int:
-        with Trainer(config) as trainer:
-            return trainer.run()
-
-    assert run_ranks(world, run) == [2] * world
+    assert run_ranks(world, lambda rank: train(config)) == [2] * world
     lines = [json.loads(line) for line in (toy / config.output / "metrics.jsonl").read_text().splitlines()]
     assert all(line["loss"] > 0 for line in lines if line["step"]) and lines[-1]["step"] == 2
     assert any(key.startswith("eval_loss") and lines[-1][key] > 0 for key in lines[-1])

@@ -82,6 +82,7 @@ def test_an_attention_that_cannot_keep_documents_apart_says_so(run_ranks: RunRan
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     ("layout", "kinds"),
     nightly_but({0}, [(Layout(), ("packed",)), (Layout(), ("mixed",)), (Layout(tp=2, sp=True), ("mixed", "packed"))]),

@@ -16,6 +16,7 @@ STEPS, MICRO_BATCHES = 4, 4
 GROUPS = (ParameterGroup("*1*", weight_decay=0.3, lr_scale=0.5), ParameterGroup("*w*", lr_scale=2.0))
 
 
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("world", nightly_but({2}, [1, 2, 4]))
 def test_run_is_that_of_torchs_adamw(run_ranks: RunRanks, world: int) -> None:
     last = dataclasses.replace(CONFIG, reduce="last", bucket_size=700)

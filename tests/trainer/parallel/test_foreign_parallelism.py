@@ -25,10 +25,11 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, loa
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from tests.testing import nightly_but
+from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
 from tests.trainer.parallel.rank_processes import RunRanks
 
+pytestmark = pytest.mark.usefixtures("models")
 MICRO_BATCHES = 4
 
 
@@ -135,14 +136,8 @@ def test_torchs_device_mesh_will_do(run_ranks: RunRanks, names: tuple[str, ...] 
 
 
 def refused(run_ranks: RunRanks, world: int, job: Any) -> str:
-    def caught(rank: int) -> str:
-        with pytest.raises((UsageError, TopologyError)) as error:
-            job(rank)
-        return str(error.value)
-
-    messages = run_ranks(world, caught)
-    assert len(set(messages)) == 1
-    return str(messages[0])
+    (message,) = set(errors_of(run_ranks, world, (UsageError, TopologyError), job))
+    return message
 
 
 def test_other_axes_of_a_device_mesh_are_refused(run_ranks: RunRanks) -> None:
@@ -209,6 +204,7 @@ def test_what_cannot_be_trained_is_refused(run_ranks: RunRanks) -> None:
     assert "weight is torch.float32 on meta" in refused(run_ranks, 1, job)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("when", nightly_but({0}, ["before", "after", "inside"]))
 def test_a_compiled_module_makes_the_same_run(run_ranks: RunRanks, when: str) -> None:
     def job(rank: int) -> tuple[Found, int]:

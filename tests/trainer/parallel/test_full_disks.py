@@ -14,6 +14,7 @@ import pytest
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, latest_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.testing import errors_of
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import STATE, Part
@@ -92,18 +93,16 @@ def test_a_limit_on_files_is_said_too(run_ranks: RunRanks, tmp_path: Path, world
 def test_what_the_main_rank_alone_cannot_do_ends_all_ranks_at_once(
     run_ranks: RunRanks, tmp_path: Path, place: str
 ) -> None:
-    def save(rank: int) -> str:
+    def save(rank: int) -> None:
         part = Part(Layout(dp=2))
 
         def fail(*_: object) -> None:
             raise PermissionError(13, "Permission denied", "/there")
 
         setattr(CheckpointFiles, place, fail)
-        with pytest.raises(PermissionError) as caught:
-            save_checkpoint(tmp_path / "run", 1, part.model, part.optimizer, part.mesh, STATE)
-        return str(caught.value)
+        save_checkpoint(tmp_path / "run", 1, part.model, part.optimizer, part.mesh, STATE)
 
-    assert run_ranks(2, save) == ["[Errno 13] Permission denied: '/there'"] * 2
+    assert errors_of(run_ranks, 2, PermissionError, save) == ["[Errno 13] Permission denied: '/there'"] * 2
 
 
 def test_what_no_living_save_owns_goes_before_the_next_one_is_written(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import config_from_dict
-from energon_lite.trainer.training.loop import Trainer
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.throughput import training_flops
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import train
 
 SHAPE = ModelConfig(hidden_size=8, num_layers=2, num_heads=2, ffn_size=16, vocab_size=300, image_size=8, patch_size=2)
 
@@ -98,13 +98,9 @@ def test_a_run_measures_and_fits(
         }
     )
 
-    def train(rank: int) -> int:
-        with Trainer(config) as trainer:
-            return trainer.run()
-
-    run_ranks(world, train)
+    run_ranks(world, lambda rank: train(config))
     costs = (tmp_path / "run/costs-000007.json").read_bytes()
-    run_ranks(world, train)  # which has no step to do, and writes nothing over
+    run_ranks(world, lambda rank: train(config))  # which has no step to do, and writes nothing over
     assert (tmp_path / "run/costs-000007.json").read_bytes() == costs
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "rank_balance" in line] == [2, 4, 6]

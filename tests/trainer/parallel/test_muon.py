@@ -20,6 +20,7 @@ from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout, PlainRun, assert_same, make_steps, train_on
 from tests.trainer.parallel.test_parity import Run as LlamaRun
 
+pytestmark = pytest.mark.usefixtures("models")
 STEPS, MICRO_BATCHES = 3, 4
 LAST = dataclasses.replace(CONFIG, algorithm="muon", momentum=0.95, bucket_size=1500)
 GROUPS = (ParameterGroup("*attn*", lr_scale=0.5, weight_decay=0.0), ParameterGroup("*mlp*", algorithm="adamw"))

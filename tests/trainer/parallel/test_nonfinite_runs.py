@@ -18,7 +18,7 @@ from energon_lite.trainer import Trainer, config_to_dict, read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training.step import evaluate_each
-from tests.testing import nightly_but
+from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import heard, make_config, metrics, send, train
 
@@ -62,15 +62,9 @@ def saved(output: Path) -> list[int]:
     return [int(name.removeprefix("step-")) for name in CheckpointFiles(output / "checkpoints").names()]
 
 
-def message(config: Any, disturb: Disturb) -> Callable[[int], str]:
-    """What a rank's run ends with."""
-
-    def job(rank: int) -> str:
-        with pytest.raises(NonFiniteError) as caught:
-            train(config, disturb)
-        return str(caught.value)
-
-    return job
+def ends(run_ranks: RunRanks, world: int, config: Any, disturb: Disturb) -> list[str]:
+    """What each rank's run ends with."""
+    return errors_of(run_ranks, world, NonFiniteError, lambda rank: train(config, disturb))
 
 
 @EACH_LAYOUT
@@ -78,7 +72,7 @@ def test_a_run_with_spoilt_weights_ends_on_all_ranks_with_the_good_checkpoints(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
     config = make_config(blend, tmp_path / "run", mesh=mesh, steps=9, save_every=1)
-    texts = run_ranks(world, message(config, spoil_weights(4)))
+    texts = ends(run_ranks, world, config, spoil_weights(4))
     assert saved(tmp_path / "run") == [2, 3]
     assert all("weights" in text and "step 4" in text and "data.skip_steps=[4]" in text for text in texts)
     assert ".mlp." in texts[-1]
@@ -91,7 +85,7 @@ def test_a_run_ends_after_some_steps_in_a_row_that_are_not_finite(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
     config = make_config(blend, tmp_path / "run", mesh=mesh, steps=9, save_every=1, nonfinite_limit=2)
-    texts = run_ranks(world, message(config, spoil_gradients(3, 5, 6, 7, 8)))
+    texts = ends(run_ranks, world, config, spoil_gradients(3, 5, 6, 7, 8))
     for text in texts:
         assert "2 steps in a row" in text and "gradient norm nan" in text and "data.skip_steps=[5, 6]" in text
     # Each rank that loads names what it has had in the last one, of 20 to 23.
@@ -136,7 +130,7 @@ def test_a_last_checkpoint_after_left_out_updates_costs_no_other_and_remembers_t
     assert read_state(tmp_path / "run/checkpoints/step-00000004")["nonfinite"] == {"in_a_row": 2, "numbers": [3, 4]}
     # The third in a row, over a restart.
     again = make_config(blend, tmp_path / "run", steps=9, save_every=1)
-    (text,) = run_ranks(1, message(again, spoil_gradients(5, 6)))
+    (text,) = ends(run_ranks, 1, again, spoil_gradients(5, 6))
     assert "steps 3 to 5" in text and "data.skip_steps=[3, 4, 5]" in text
 
 
@@ -148,7 +142,7 @@ def test_moments_that_are_not_finite_are_no_checkpoint(run_ranks: RunRanks, blen
             next(iter(trainer.optimizer.shards())).tensors["exp_avg_sq"][0] = math.inf
 
     config = make_config(blend, tmp_path / "run", save_every=1, steps=5)
-    for text in run_ranks(2, message(config, disturb)):
+    for text in ends(run_ranks, 2, config, disturb):
         assert "after step 3" in text
     assert saved(tmp_path / "run") == [1, 2]
 
@@ -186,7 +180,7 @@ def test_what_is_read_is_looked_at_too(run_ranks: RunRanks, blend: Path, tmp_pat
 
     run_ranks(1, save_spoilt)
     init = str(other / "checkpoints") if how == "init_from" else None
-    for text in run_ranks(2, message(make_config(blend, tmp_path / "run", init_from=init), lambda *_: None)):
+    for text in ends(run_ranks, 2, make_config(blend, tmp_path / "run", init_from=init), lambda *_: None):
         assert "step-00000001" in text and "use another" in text and "skip_steps" not in text
 
 
@@ -215,7 +209,7 @@ def test_a_loss_mask_that_is_not_finite_is_named_with_its_step_and_can_be_passed
         if step == 1:
             spoil_mask(trainer, 3, value)
 
-    for text in run_ranks(world, message(config, once)):
+    for text in ends(run_ranks, world, config, once):
         assert "up to step 3" in text and "the loss_mask of a micro-batch is not finite" in text
         assert "micro-batches of the last one on this rank: (" in text and "data.skip_steps=[3]" in text
     assert saved(tmp_path / "run") == [1, 2]
@@ -232,21 +226,19 @@ def test_a_loss_mask_that_is_not_finite_is_named_with_its_step_and_can_be_passed
 def test_a_loss_mask_of_a_validation_set_that_is_not_finite_is_an_error_too(
     run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
-    def evaluate(rank: int) -> str:
+    def evaluate(rank: int) -> None:
         with Trainer(make_config(blend, tmp_path / "run", eval_every=1)) as trainer:
             batches = [batch for _, batches in trainer.data.validation() for batch in batches]
             batches[0].loss_mask[0, 0] = math.nan  # type: ignore[union-attr]
             batches[0].counted = float(batches[0].loss_mask.sum())  # type: ignore[union-attr]
-            with pytest.raises(NonFiniteError) as caught:
-                evaluate_each(trainer.model, [("books", batches)], trainer.mesh)
-            return str(caught.value)
+            evaluate_each(trainer.model, [("books", batches)], trainer.mesh)
 
-    for text in run_ranks(2, evaluate):
+    for text in errors_of(run_ranks, 2, NonFiniteError, evaluate):
         assert "loss mask of a validation set is not finite" in text and "books" in text
 
 
 def test_what_is_passed_over_already_is_said_again(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", nonfinite_limit=1)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=(2,)))
-    (text,) = run_ranks(1, message(config, spoil_gradients(3)))
+    (text,) = ends(run_ranks, 1, config, spoil_gradients(3))
     assert "data.skip_steps=[2, 4]" in text, "the third step has the fourth's data"

@@ -47,8 +47,7 @@ def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, redu
 @pytest.mark.parametrize(
     ("layout", "settings"),
     nightly_but(
-        {1},
-        itertools.product([Layout(pp=2, virtual=2, dp=2), Layout(tp=2, cp=2, pp=2, sp=True)], [LAST, EVERY]),
+        {1}, itertools.product([Layout(pp=2, virtual=2, dp=2), Layout(tp=2, cp=2, pp=2, sp=True)], [LAST, EVERY])
     ),
     ids=lambda case: str(case) if isinstance(case, Layout) else case.reduce,
 )

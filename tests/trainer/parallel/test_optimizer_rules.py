@@ -35,14 +35,10 @@ READERS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "c
 @contextmanager
 def patched(owner: Any, names: Sequence[str], wrap: Callable[[Any], Any]) -> Iterator[None]:
     """``wrap(f)`` in the place of each function ``f`` of these names."""
-    originals = {name: getattr(owner, name) for name in names}
-    for name, original in originals.items():
-        setattr(owner, name, wrap(original))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(owner, name, wrap(getattr(owner, name)))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(owner, name, original)
 
 
 @BOTH

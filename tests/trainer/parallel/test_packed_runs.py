@@ -18,7 +18,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import learning_rate
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline
-from tests.testing import nightly_but
+from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, train
 from tests.trainer.parallel.test_parity import BASE, Layout, gathered
@@ -142,12 +142,9 @@ def test_each_layout_makes_the_run_of_one_process(
 
 
 def test_a_strategy_that_cannot_be_is_refused(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
-    def message(rank: int) -> str:
-        with pytest.raises(ConfigError) as caught:
-            train(token_config(measured, tmp_path / "run", {"strategy": "best_fit", "capcity": 40}))
-        return str(caught.value)
-
-    assert "data.batching.capcity" in run_ranks(1, message)[0]
+    config = token_config(measured, tmp_path / "run", {"strategy": "best_fit", "capcity": 40})
+    (text,) = errors_of(run_ranks, 1, ConfigError, lambda rank: train(config))
+    assert "data.batching.capcity" in text
 
 
 def test_lengths_that_nobody_measured_are_asked_for(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer import TrainerConfig
 from energon_lite.trainer.training.config import config_from_dict, config_to_dict
+from tests.testing import errors_of
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, train
 
@@ -40,12 +41,9 @@ def test_rates_are_reported_and_a_run_goes_on_elsewhere(run_ranks: RunRanks, ble
 
 
 def test_a_group_without_parameters_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    def job(rank: int) -> str:
-        with pytest.raises(UsageError) as error:
-            train(with_groups(make_config(blend, tmp_path), [{"match": "*norn*"}]))
-        return str(error.value)
-
-    assert "no parameter that is trained is in the group '*norn*'" in run_ranks(1, job)[0]
+    config = with_groups(make_config(blend, tmp_path), [{"match": "*norn*"}])
+    (text,) = errors_of(run_ranks, 1, UsageError, lambda rank: train(config))
+    assert "no parameter that is trained is in the group '*norn*'" in text
 
 
 def test_a_group_that_cannot_be_is_refused(blend: Path, tmp_path: Path) -> None:

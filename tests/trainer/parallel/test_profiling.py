@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import TrainConfig
+from tests.fork_server import run_program
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, train
@@ -45,13 +44,11 @@ def test_a_window_leaves_traces_and_a_picture(run_ranks: RunRanks, blend: Path, 
         for number in range(4):
             for chunk in range(virtual):
                 assert done.index(f"F{number}.{chunk}") < done.index(f"B{number}.{chunk}")
-        steps = [
-            event["name"] for event in json.loads((folder / f"kernels-rank00{rank}.json").read_text())["traceEvents"]
-        ]
+        steps = [event["name"] for event in events_of(folder / f"kernels-rank00{rank}.json")]
         assert "step 2" in steps and "step 3" in steps and "step 1" not in steps and "step 4" not in steps
     # The last stage begins a micro-batch when the first one has sent it: the ranks' clocks are one.
-    command = [sys.executable, str(TOOL), str(folder), str(tmp_path / "x.png"), "--trace", str(tmp_path / "x.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    command = [TOOL, folder, tmp_path / "x.png", "--trace", tmp_path / "x.json"]
+    done = run_program(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert ("1F1B" if virtual == 1 else "interleaved, 2 chunks") in done and "2 stages, 4 micro-batches" in done
     assert (tmp_path / "x.png").stat().st_size > 5000
     passes = [event for event in events_of(tmp_path / "x.json") if event["ph"] == "X"]

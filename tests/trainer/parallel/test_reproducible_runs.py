@@ -27,9 +27,7 @@ def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool =
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "mesh", "packed"),
-    nightly_but({1}, [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)]),
-    ids=str,
+    ("world", "mesh", "packed"), nightly_but({1}, [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)]), ids=str
 )
 def test_two_runs_of_one_configuration_write_the_same(
     run_ranks: RunRanks, measured: Path, tmp_path: Path, world: int, mesh: dict[str, Any], packed: bool

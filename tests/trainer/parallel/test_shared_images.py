@@ -29,10 +29,7 @@ class Sharing(Layout):
 
     def mesh(self) -> ParallelMesh:
         return build_mesh(
-            *(self.pp, self.dp, self.cp, self.tp),
-            sequence_parallel=self.sp,
-            virtual=self.virtual,
-            share_images=True,
+            *(self.pp, self.dp, self.cp, self.tp), sequence_parallel=self.sp, virtual=self.virtual, share_images=True
         )
 
 
@@ -56,9 +53,7 @@ def alone() -> dict[str, Run]:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "optimizer"),
-    nightly_but({2, 3}, CASES),
-    ids=[f"{name} {layout}" for name, layout, _ in CASES],
+    ("name", "layout", "optimizer"), nightly_but({2, 3}, CASES), ids=[f"{name} {layout}" for name, layout, _ in CASES]
 )
 def test_whoever_encodes_the_images_the_run_is_that_of_one_rank(
     run_ranks: RunRanks, alone: dict[str, Run], name: str, layout: Layout, optimizer: OptimizerConfig

@@ -23,7 +23,7 @@ from energon_lite.trainer import (
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import flops_of_images, training_flops
 from tests.fork_server import run_program
-from tests.testing import nightly_but
+from tests.testing import errors_of, nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import VAL_SAMPLES, WORDS, line, make_config, metrics, send, train
 
@@ -139,12 +139,9 @@ def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend:
 
 
 def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    def message(rank: int) -> str:
-        with pytest.raises(UsageError) as caught:
-            Trainer(make_config(blend, tmp_path / "run", freeze=["norm.*", "head.*"]))
-        return str(caught.value)
-
-    assert all("no parameter is named like 'head.*'" in text for text in run_ranks(2, message))
+    config = make_config(blend, tmp_path / "run", freeze=["norm.*", "head.*"])
+    for text in errors_of(run_ranks, 2, UsageError, lambda rank: Trainer(config)):
+        assert "no parameter is named like 'head.*'" in text
 
 
 @pytest.mark.parametrize(("world", "tp"), nightly_but({2}, [(1, 1), (2, 1), (4, 2), (4, 1)]))
@@ -169,12 +166,7 @@ def test_a_resumed_run_must_be_of_the_same_data(run_ranks: RunRanks, blend: Path
 
 
 def test_micro_batches_must_be_shared_evenly(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    def message(rank: int) -> str:
-        with pytest.raises(TopologyError) as caught:
-            train(make_config(blend, tmp_path / "run"))
-        return str(caught.value)
-
-    for text in run_ranks(3, message):
+    for text in errors_of(run_ranks, 3, TopologyError, lambda rank: train(make_config(blend, tmp_path / "run"))):
         assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text
 
 

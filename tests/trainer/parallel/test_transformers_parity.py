@@ -169,15 +169,6 @@ def differences(case: Case, seed: int, run_ranks: RunRanks) -> tuple[float, floa
     return numbers, max(of_weights)
 
 
-@pytest.fixture(scope="module")
-def models() -> None:
-    """Import them once, and not in each process that is forked."""
-    import transformers
-
-    for kind in KINDS:
-        getattr(transformers, kind)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(

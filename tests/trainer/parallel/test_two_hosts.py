@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -10,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from energon_lite.trainer.training.config import config_to_dict
+from tests.testing import script
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, train
 
@@ -36,15 +35,7 @@ with Trainer(config_from_dict(json.load(open(sys.argv[1])))) as trainer:
 """
 
 
-def load_two_hosts() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("two_hosts", ROOT / "tools/bench/two_hosts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-two_hosts = load_two_hosts()
+two_hosts = script(ROOT / "tools/bench/two_hosts.py")
 
 
 @pytest.fixture

@@ -22,8 +22,7 @@ def config(**train: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "gpu", "expected"),
-    [(None, False, True), (None, True, False), (True, True, True), (False, False, False)],
+    ("given", "gpu", "expected"), [(None, False, True), (None, True, False), (True, True, True), (False, False, False)]
 )
 def test_a_gpu_is_fast_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: bool | None, gpu: bool, expected: bool

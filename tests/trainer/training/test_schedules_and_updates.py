@@ -59,10 +59,7 @@ def test_other_schedules_by_hand() -> None:
 
 
 @given(
-    schedule=st.sampled_from(SCHEDULES),
-    total=st.integers(1, 60),
-    warmup=st.integers(0, 70),
-    share=st.floats(0.01, 1.0),
+    schedule=st.sampled_from(SCHEDULES), total=st.integers(1, 60), warmup=st.integers(0, 70), share=st.floats(0.01, 1.0)
 )
 def test_every_schedule_rises_falls_and_ends_at_its_least(schedule: str, total: int, warmup: int, share: float) -> None:
     config = OptimizerConfig(lr=1.0, min_lr=0.25, warmup=warmup, schedule=schedule, decay_share=share)

@@ -56,8 +56,7 @@ class Shares:
     @property
     def sizes(self) -> Ints:
         """Samples of each share, ``[shares]``; shares are numbered rank by rank."""
-        sizes: Ints = self._cut[1][-1]
-        return sizes
+        return self._cut[1][-1]
 
     def share_of(self, turn: int) -> int:
         """Share of a turn: the first worker of each rank, then the second one of each, and so on."""
@@ -68,8 +67,7 @@ class Shares:
         starts, edges = self._cut
         own = np.arange(first, min(stop, edges[-1, share]))
         leaf = np.searchsorted(edges[1:, share], own, side="right")
-        positions: Ints = starts[leaf, share] + own - edges[leaf, share]
-        return positions
+        return starts[leaf, share] + own - edges[leaf, share]
 
 
 @dataclass(frozen=True)

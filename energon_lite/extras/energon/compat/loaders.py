@@ -109,8 +109,7 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
     @property
     def num_workers(self) -> int:  # type: ignore[override]
         """Number of worker processes of this rank."""
-        number: int = self.worker_config.num_workers  # type: ignore[attr-defined]
-        return number
+        return self.worker_config.num_workers  # type: ignore[attr-defined]
 
 
 class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]

@@ -279,8 +279,7 @@ class FactoryLoader(SampleLoader):
         sample.__subflavors__ = {**(getattr(sample, "__subflavors__", None) or {}), **self.subflavors}
         for name, value in own.items():
             setattr(sample, name, value)
-        made: Sample = sample
-        return made
+        return sample
 
 
 class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):

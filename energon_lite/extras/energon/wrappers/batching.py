@@ -127,8 +127,7 @@ class _Grouping(_Inner):
         return self._encoded(sample)
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        key: tuple[Hashable, int | None] = self._key(sample)
-        return key
+        return self._key(sample)
 
     def batch(self, samples: list[Any]) -> Any:
         return self._batcher(samples)
@@ -144,8 +143,7 @@ class _Packing(_Inner):
         return self._encoded(sample)
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        selected: list[list[Any]] = self._select(samples)
-        return selected
+        return self._select(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         return self._pack(samples)

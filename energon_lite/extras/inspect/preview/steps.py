@@ -24,6 +24,7 @@ from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Result
+from energon_lite.storage.files.shard_store import drop_oldest
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -130,8 +131,7 @@ class SampleMakers:
         made, failures = self._made((leaf, index, epoch))
         if failures:
             self.bad[leaf, index, epoch] = failures
-            while len(self.bad) > _MOST_BAD:
-                del self.bad[next(iter(self.bad))]
+            drop_oldest(self.bad, _MOST_BAD)
         return ShownSample(leaf, index, epoch, key, shard, stored, unread, made, failures)
 
     def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
@@ -282,8 +282,7 @@ class StepFinder:
 
     def planned_chunk(self, number: int) -> PlannedChunk:
         """Return the plan of a chunk, for batches planned by tokens."""
-        chunk: PlannedChunk = self._dataset.plan.chunks.get(0, number)
-        return chunk
+        return self._dataset.plan.chunks.get(0, number)
 
     def size(self, place: Place) -> int:
         """Return the number of micro-batches in the chunk of a place; for a step, that of ranks."""
@@ -384,8 +383,7 @@ class StepFinder:
 
 
 def _used(result: Result | Made, planned: Sequence[Address]) -> Sequence[Address]:
-    addresses: Sequence[Address] = (result.trace or {}).get("addresses", planned)
-    return addresses
+    return (result.trace or {}).get("addresses", planned)
 
 
 def _lost(result: Result | Made) -> list[Failure]:

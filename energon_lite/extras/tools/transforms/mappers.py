@@ -271,8 +271,7 @@ def _homography(startpoints: Sequence[Sequence[float]], endpoints: Sequence[Sequ
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
         right += [u, v]
     entries = np.linalg.solve(np.array(rows, np.float64), np.array(right, np.float64))
-    matrix: Matrix = np.append(entries, 1.0).reshape(3, 3)
-    return matrix
+    return np.append(entries, 1.0).reshape(3, 3)
 
 
 def _numbers(size: int | Sequence[int]) -> tuple[int, ...]:

@@ -33,9 +33,7 @@ class Pair:
         return received(self.ours, self.reader)
 
 
-@given(
-    kept=st.lists(st.tuples(st.integers(1, 60_000), st.booleans()), max_size=30),
-)
+@given(kept=st.lists(st.tuples(st.integers(1, 60_000), st.booleans()), max_size=30))
 def test_what_is_kept_is_not_overwritten(kept: list[tuple[int, bool]]) -> None:
     pair = Pair()
     held: list[tuple[int, int, Any]] = []

@@ -92,11 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[...
 
 def blend(folder: Path, names: tuple[str, ...], *more: tuple[str, Any]) -> dict[str, Any]:
     entries = [{"path": str(folder / name), "weight": 1.0, **dict(more)} for name in names]
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": entries}},
-    }
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
 
 
 def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[BatchRunner, list[Job]]:

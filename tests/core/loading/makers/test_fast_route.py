@@ -37,11 +37,12 @@ def _loader(path: Any, encoder: TaskEncoder, **arguments: Any) -> Any:
     return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=ALONE, **arguments))
 
 
-@pytest.mark.parametrize("windows", [(None, None), (40, 10)])
+@pytest.mark.parametrize("windows", [(None, None), (40, 10), None])
 @pytest.mark.parametrize("encoder", [Encodes(), Batches()])
 def test_samples_of_a_job_are_read_together(
     leaf_of: Any, monkeypatch: pytest.MonkeyPatch, encoder: TaskEncoder, windows: Any
 ) -> None:
+    """Also where code of the user's makes samples (no windows), which takes a loader of samples."""
     reads = list[int]()
     read = SampleReader.read
 
@@ -53,28 +54,13 @@ def test_samples_of_a_job_are_read_together(
         raise AssertionError("a sample was read by itself")
 
     monkeypatch.setattr(SampleReader, "read", counting)
-    monkeypatch.setattr(SampleReader, "sample", alone)
-    shuffle, runs = windows
+    if windows:
+        monkeypatch.setattr(SampleReader, "sample", alone)
+    else:
+        monkeypatch.setattr(Leaf, "fields", None)
+    shuffle, runs = windows or (None, None)
     loader = _loader(leaf_of(50), encoder, batch_size=8, shuffle_buffer_size=shuffle, max_samples_per_sequence=runs)
     for _, batch in zip(range(5), loader, strict=False):
-        assert [sample.text for sample in batch] == [sample.__key__ for sample in batch]
-    assert reads == [8] * 5
-
-
-@pytest.mark.parametrize("encoder", [Encodes(), Batches()])
-def test_samples_that_take_a_loader_are_read_once(
-    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, encoder: TaskEncoder
-) -> None:
-    reads = list[int]()
-    read = SampleReader.read
-
-    def counting(self: Any, indices: Any) -> Any:
-        reads.append(len(indices))
-        return read(self, indices)
-
-    monkeypatch.setattr(SampleReader, "read", counting)
-    monkeypatch.setattr(Leaf, "fields", None)  # as where code of the user's makes samples
-    for _, batch in zip(range(5), _loader(leaf_of(50), encoder, batch_size=8), strict=False):
         assert [sample.text for sample in batch] == [sample.__key__ for sample in batch]
     assert reads == [8] * 5
 

@@ -40,11 +40,7 @@ def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **k
 
 def _blend(leaf_of: Any, **weights: float) -> dict[str, Any]:
     leaves = [{"path": str(leaf_of(30, tag)), "weight": weight} for tag, weight in weights.items()]
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": leaves}},
-    }
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": leaves}}}
 
 
 class Picky(TaskEncoder):
@@ -165,11 +161,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
     lengths = np.array([1 + index % 5 for index in range(30)])
     monkeypatch.setattr(WebdatasetSource, "column", lambda *_: lengths)
     dataset = get_train_dataset(
-        leaf_of(30, "a"),
-        batch_size=None,
-        batching=BestFit(Capacity(16)),
-        task_encoder=Sequences(),
-        worker_config=ALONE,
+        leaf_of(30, "a"), batch_size=None, batching=BestFit(Capacity(16)), task_encoder=Sequences(), worker_config=ALONE
     )
     with get_savable_loader(dataset) as loader:
         batches = take(loader, 10)

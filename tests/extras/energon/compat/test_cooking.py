@@ -234,12 +234,7 @@ def test_a_lazy_value_asked_for_twice(blend: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("hook", "tolerance", "every"),
-    [
-        ("encode_sample", 1, 0),
-        ("encode_sample", 3, 3),
-        ("encode_sample", 3, 4),
-        ("batch", 5, 0),
-    ],
+    [("encode_sample", 1, 0), ("encode_sample", 3, 3), ("encode_sample", 3, 4), ("batch", 5, 0)],
 )
 def test_failures_are_tolerated_as_often(blend: Path, hook: str, tolerance: int, every: int) -> None:
     found = []

@@ -57,13 +57,7 @@ def test_all_names_are_there() -> None:
 def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run_program(
-        [
-            "-m",
-            "energon_lite.extras.energon",
-            str(tmp_path / "program.py"),
-            str(leaf_of(5)),
-            str(tmp_path / "a.yaml"),
-        ],
+        ["-m", "energon_lite.extras.energon", str(tmp_path / "program.py"), str(leaf_of(5)), str(tmp_path / "a.yaml")],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
         capture_output=True,
         text=True,

@@ -6,6 +6,7 @@ import http.client
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from typing import NamedTuple
 
 from energon_lite.extras.inspect.preview.server import PreviewServer
@@ -56,3 +57,30 @@ def ask(server: PreviewServer, path: str, method: str = "GET", host: str | None 
         return Response(answer.status, found, answer.read())
     finally:
         connection.close()
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, addresses, and what stands in scripts and styles."""
+
+    def __init__(self, html: str):
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._in = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in not in ("script", "style"):
+            self.text += data
+
+    def addresses(self) -> set[str]:
+        """All that a page refers to."""
+        return {value for _, attrs in self.tags for name in ("href", "src", "action") if (value := attrs.get(name))}

@@ -1,28 +1,11 @@
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.extras.inspect.preview.element import document, raw, tag, url_path
+from tests.extras.inspect.preview.served import Page
 from tests.testing import examples
-
-
-class Seen(HTMLParser):
-    def __init__(self, html: str):
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
 
 TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn")), max_size=40) | st.sampled_from(
     ["<script>", "'\"><b>", "&lt;", "--><!--", "]]>", "</title>", "javascript:alert(1)"]
@@ -32,7 +15,7 @@ TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn")), max_size
 @settings(max_examples=examples(60))
 @given(TEXTS, TEXTS)
 def test_whatever_the_text_there_is_one_element(text: str, attribute: str) -> None:
-    seen = Seen(tag("p", text, tag("b"), title=attribute))
+    seen = Page(tag("p", text, tag("b"), title=attribute))
     assert seen.tags == [("p", {"title": attribute}), ("b", {})]
     assert seen.text == text
 

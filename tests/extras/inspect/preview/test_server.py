@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -13,7 +12,7 @@ from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from tests.extras.inspect.preview.samples_to_show import Keep, blend, hostile, png, sound
-from tests.extras.inspect.preview.served import ask, serving
+from tests.extras.inspect.preview.served import Page, ask, serving
 
 #: What pages are made of.
 _NAMES = """article section div span dl dt dd ol ul li table thead tbody tr th td caption figure figcaption details
@@ -33,33 +32,6 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer
     path = hostile(tmp_path_factory.mktemp("attacked"))
     with serving(Site(ShownRun.open(str(path), RunOptions(batch_size=2), Keep()))) as server:
         yield server
-
-
-class Page(HTMLParser):
-    """What a browser would make of a page: elements, addresses, and what stands in scripts and styles."""
-
-    def __init__(self, html: str):
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._in = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._in = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._in not in ("script", "style"):
-            self.text += data
-
-    def addresses(self) -> set[str]:
-        """All that a page refers to."""
-        return {value for _, attrs in self.tags for name in ("href", "src", "action") if (value := attrs.get(name))}
 
 
 class TestWhoMayAsk:

@@ -83,12 +83,7 @@ def test_the_same_as_energon_lists(prepared: Path, lines: Path) -> None:
     from megatron.energon.epathlib import EPath
 
     def listed(store: Any, key: str) -> list[Any]:
-        return [
-            *store.list_all_sample_parts(),
-            *store.list_sample_parts(key),
-            store.get_total_size(),
-            len(store),
-        ]
+        return [*store.list_all_sample_parts(), *store.list_sample_parts(key), store.get_total_size(), len(store)]
 
     theirs, ours = TheirWebdataset(EPath(prepared)), WebdatasetFileStore(prepared)
     assert list(ours.list_all_samples()) == list(theirs.list_all_samples())

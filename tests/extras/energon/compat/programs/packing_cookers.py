@@ -195,11 +195,7 @@ def write(root: Path, kind: str, count: int) -> set:
     path = EPath(str(root))
     (path / MAIN_FOLDER_NAME).mkdir()
     shards = sorted(str(one.relative_to(path)) for one in path.glob("**/*.tar"))
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "CrudeWebdataset",
-        "subflavors": {"sample_type": kind},
-    }
+    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "subflavors": {"sample_type": kind}}
     with (path / MAIN_FOLDER_NAME / "dataset.yaml").open("w") as file:
         yaml.dump(document, file, sort_keys=False)
     return BaseWebdatasetFactory.prepare_dataset(

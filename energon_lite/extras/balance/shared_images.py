@@ -125,13 +125,11 @@ class EncoderPlan:
 
     def receive(self, rank: int) -> list[int]:
         """Number of images that this rank gets from each rank, itself included."""
-        counts: list[int] = np.bincount(self.owner[self.encoder == rank], minlength=self.ranks).tolist()
-        return counts
+        return np.bincount(self.owner[self.encoder == rank], minlength=self.ranks).tolist()
 
     def encoded(self, rank: int) -> list[int]:
         """Images that this rank encodes, numbered over all ranks, in order of arrival."""
-        images: list[int] = np.flatnonzero(self.encoder == rank).tolist()
-        return images
+        return np.flatnonzero(self.encoder == rank).tolist()
 
     def give_back(self, rank: int) -> list[list[int]]:
         """Encoded images that this rank returns to each rank, numbered in order of arrival."""
@@ -141,8 +139,7 @@ class EncoderPlan:
     def order_back(self, rank: int) -> list[int]:
         """Permutation that brings returned images into this rank's own order: index of each among the returned ones."""
         sent = [image for images in self.send(rank) for image in images]
-        order: list[int] = np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()
-        return order
+        return np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()
 
 
 def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | None]) -> ImageExchange | None:
