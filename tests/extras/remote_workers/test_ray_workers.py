@@ -239,7 +239,7 @@ class Fire:
         stopped = killed = 0
         while not self._over.wait(0.5):
             others = [worker for worker in self.pool._workers if worker is not self.spared]
-            local = [worker for worker in others if isinstance(worker, LocalHandle)]
+            local = [worker for worker in others if isinstance(worker, LocalHandle) and worker.process.pid]
             actors = [worker for worker in others if isinstance(worker, TcpHandle)]
             for worker in [worker for worker in actors if worker not in self.pids]:
                 with suppress(ray.exceptions.RayError, AttributeError):  # its node was killed
@@ -315,7 +315,7 @@ def test_the_example(cluster: Any, leaf_of: Any) -> None:
     environment = os.environ | {"RAY_ADDRESS": cluster.address}
     command = [sys.executable, str(script), str(leaf_of(7))]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
-    assert said == f"{[f'a-{n}' for n in range(7)]}\n"
+    assert f"{[f'a-{n}' for n in range(7)]}" in said.splitlines()  # Ray may print that an earlier node has died
 
 
 class Gated(Drawn):
