@@ -29,8 +29,8 @@ def draw() -> str:
         image.add(image.text(left + 12, top + 24, title))
         for number, line in enumerate(lines):
             image.add(image.text(left + 12, top + 46 + 22 * number, line, "small"))
-    for y, name in ((50, "TCP"), (122, "Ray")):
-        image.add(_arrow(214, 426, y - 6, "#0072B2") + image.text(250, y - 12, f"addresses, by {name}", "small"))
+    for y in (50, 122):
+        image.add(_arrow(214, 426, y - 6, "#0072B2") + image.text(250, y - 12, "addresses, by TCP", "small"))
         image.add(_arrow(426, 214, y + 6, "#009E73") + image.text(250, y + 22, "batches", "small"))
     for x, top in ((115, 150), (525, 152)):
         image.add(f'<path d="M{x} 186 V{top + 4}" stroke="#57606a" stroke-dasharray="3 3"/>')

@@ -96,7 +96,8 @@ class TcpWorkers(RemoteWorkers):
 
 @dataclass(frozen=True)
 class RayWorkers(RemoteWorkers):
-    """Workers that are actors of Ray. The trainer must be part of a cluster, or starts one on its machine.
+    """Workers that are actors of Ray. The trainer must be part of a cluster, or starts one on its machine. It connects
+    to its actors by TCP, at ports that the system chooses.
 
     Args:
         maximum: actors, at most; as many are asked for while local workers cannot keep up.

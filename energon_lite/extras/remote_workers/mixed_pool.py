@@ -6,6 +6,7 @@ import logging
 import select
 import time
 import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,18 +15,22 @@ from energon_lite.loading.executors.executor_handle import PoolRequest
 from energon_lite.loading.executors.transport import Channel, WakingChannel
 from energon_lite.loading.executors.worker_handle import LocalHandle, WorkerHandle, end_workers, fewest_jobs
 from energon_lite.loading.executors.worker_pool import WorkerPool
+from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Result
 
 logger = logging.getLogger(__name__)
 
 #: A job that the trainer waits for is late, and given to a second worker, after these seconds and this many mean jobs;
-#: one that is not behind another job, after so many times the longest recent job.
-_LATE, _LATE_JOBS, _LATE_LONGEST = 0.1, 3.0, 1.5
+#: one that is not behind another job, after so many times the longest recent job; and if no worker is idle, after so
+#: many times that.
+_LATE, _LATE_JOBS, _LATE_LONGEST, _LATE_BUSY = 0.1, 3.0, 1.5, 2.0
 #: Weight of the longest recent job after each further one.
 _FADES = 0.99
 #: Weight of the last measurement in a moving average; and in that of all workers' jobs, and its first value.
 _LAST = 0.1
 _LAST_JOB, _UNKNOWN = 0.2, 1.0
+#: A job that is expected to take so many times the mean begins before those that were submitted earlier.
+_SLOW = 4.0
 #: A longer pause of the trainer, in steps, counts as this many: it saves, or evaluates.
 _PAUSE = 4.0
 #: Share of their time that local workers may need to keep up, before others are given jobs.
@@ -142,6 +147,30 @@ class Pace:
         return self._job > _BUSY * self._step * self._local
 
 
+class JobTimes:
+    """Expected seconds of jobs, from the mean seconds of a sample of each data set, by its number. Jobs are measured as
+    a whole: each corrects the means of its data sets, in proportion to its samples of them."""
+
+    def __init__(self) -> None:
+        self._of_sample: dict[int, float] = defaultdict(float)
+
+    def expected(self, job: Job) -> float:
+        """Return the seconds that a job should take; too few if its data sets are new."""
+        return sum(count * self._of_sample[leaf] for leaf, count in _samples(job).items())
+
+    def made(self, job: Job, seconds: float) -> None:
+        """Note the seconds of a job."""
+        counts = _samples(job)
+        change = _LAST_JOB * (seconds - self.expected(job)) / max(1, sum(count**2 for count in counts.values()))
+        for leaf, count in counts.items():
+            self._of_sample[leaf] = max(0.0, self._of_sample[leaf] + change * count)
+
+
+def _samples(job: Job) -> Counter[int]:
+    """Return the number of samples of each data set in a job."""
+    return Counter(leaf for leaf, *_ in job.addresses)
+
+
 class HostLoad:
     """Comparison of the share of this machine's processors that is in use with a limit.
 
@@ -191,6 +220,8 @@ class MixedPool(WorkerPool):
         self._load = None if host_load is None else HostLoad(host_load)
         self._longest = 0.0  # seconds of the longest recent job
         self._mean = _UNKNOWN  # moving average of the seconds of a job, which the end of a worker does not change
+        self._times = JobTimes()
+        self._expected: dict[int, float] = {}  # seconds of waiting jobs
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
         self._poll.register(source.joined.fileno(), select.POLLIN)
@@ -241,8 +272,15 @@ class MixedPool(WorkerPool):
         return fewest_jobs(elsewhere, most)
 
     def _next_jobs(self, wanted: int) -> list[int]:
-        while self._waiting and self._waiting[0] not in self._jobs:  # a worker that was silent has answered after all
-            self._waiting.popleft()
+        # A worker that was silent may have answered after all.
+        self._waiting = deque(ticket for ticket in self._waiting if ticket in self._jobs)
+        self._expected = {
+            ticket: self._expected.get(ticket) or self._times.expected(self._jobs[ticket]) for ticket in self._waiting
+        }
+        slowest = max(self._waiting, key=self._expected.__getitem__, default=0)
+        if slowest and self._waiting[0] != self._awaited and self._expected[slowest] > _SLOW * self._mean:
+            self._waiting.remove(slowest)
+            self._waiting.appendleft(slowest)
         return super()._next_jobs(wanted)
 
     def _collect(self, timeout: float | None) -> bool:
@@ -268,6 +306,7 @@ class MixedPool(WorkerPool):
 
     def _take_answers(self, worker: WorkerHandle) -> None:
         before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
+        had = {ticket: self._jobs[ticket] for ticket in worker.tickets if ticket in self._jobs}
         super()._take_answers(worker)
         was_silent = worker.is_silent
         if isinstance(worker, RemoteHandle):
@@ -280,9 +319,14 @@ class MixedPool(WorkerPool):
         if not done:  # a part of an answer, or the report of a failure
             worker.since = since
             return
+        made = [job for ticket, job in had.items() if ticket not in self._jobs]
+        if not made:  # others were faster: the worker may have been stopped meanwhile
+            return
         seconds = (self._work.busy - before) / done
         self._longest = max(seconds, _FADES * self._longest)
         self._mean += _LAST_JOB * (seconds - self._mean)
+        for job in made:
+            self._times.made(job, seconds)
         if isinstance(worker, LocalHandle):
             self._pace.made(seconds)
 
@@ -290,7 +334,8 @@ class MixedPool(WorkerPool):
         """Return the second worker for the job that the trainer waits for, and the seconds until the job is late; None:
         there is none before the next event. The first answer counts: jobs are pure.
 
-        A job that has run for long is given to an idle worker, one that waits behind another job to any.
+        A job that has run for long is given to an idle worker; one that has run for twice as long, or that waits behind
+        another job, to any.
         """
         ticket = self._awaited
         holders = [worker for worker in self._workers if ticket in worker.tickets and not worker.is_silent]
@@ -298,10 +343,12 @@ class MixedPool(WorkerPool):
             return None
         runs = holders[0].tickets[0] == ticket
         others = [worker for worker in self._workers if worker is not holders[0] and not worker.is_silent]
+        late = max(_LATE, _LATE_JOBS * self._mean, _LATE_LONGEST * self._longest if runs else 0.0)
         second = fewest_jobs(others, 0 if runs else self._base_depth)
         if second is None:
+            second, late = fewest_jobs(others, self._base_depth), _LATE_BUSY * late
+        if second is None:
             return None
-        late = max(_LATE, _LATE_JOBS * self._mean, _LATE_LONGEST * self._longest if runs else 0.0)
         return second, max(0.0, holders[0].since + late - time.monotonic())
 
     def _lost_with(self, worker: WorkerHandle) -> list[int]:

@@ -1,32 +1,35 @@
-"""Workers that are actors of Ray: started where their resources are, and replaced, by Ray.
+"""Workers that are actors of Ray: started where their resources are, replaced and ended by Ray, reached by TCP.
 
-An actor gets the runner of jobs once, and returns a batch as one flat array of bytes, so a batch is one object of the
-store. The trainer copies it into memory of its own: arrays can be written, and the store holds nothing.
+An actor gets the runner of jobs once, by Ray, and a secret of this run. It listens, and is then a worker behind TCP,
+whose answers the receiver takes. Jobs and answers are pickled: both sides have proved that they know the secret.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
-from typing import Any
-
-import numpy as np
+from types import ModuleType
+from typing import Any, ClassVar
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers.described import RayWorkers, connect_to_ray
-from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
+from energon_lite.extras.remote_workers.handshake import Card
+from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle
+from energon_lite.extras.remote_workers.receiver import Orders
+from energon_lite.extras.remote_workers.run_card import check_card, environment
+from energon_lite.extras.remote_workers.server import TrainerListener
+from energon_lite.extras.remote_workers.tcp_workers import TcpHandle, TcpSource, orders_of
+from energon_lite.loading.executors import transport
 from energon_lite.loading.executors.executor_handle import PoolRequest
-from energon_lite.loading.executors.transport import Message, WakingChannel, pack, unpack
-from energon_lite.loading.executors.worker_process import TrainerEnd, run_jobs
-from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
-from energon_lite.loading.makers.observers import StageTimer
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,10 @@ _IDLE = 30.0
 #: Actors that may end at their start, one after the other, before a pool without other workers gives up; and the
 #: longest pause between two of them, in seconds.
 _FAILED, _LONGEST = 3, 60.0
+#: Seconds in which a connection to an actor that has started has to be made.
+_CONNECTED = 30.0
+#: Bytes of a job, or an answer, at most: as many as a segment can have.
+_MOST_BYTES = 1 << 40
 
 
 def open_pool(request: PoolRequest) -> MixedPool:
@@ -53,142 +60,90 @@ def open_pool(request: PoolRequest) -> MixedPool:
     if isinstance(described, str):
         described = RayWorkers(address=described if described != "ray" else None)
     assert isinstance(described, RayWorkers)
-    return MixedPool(request, RaySource(described, request.runner, request.options.trace), described.host_load)
-
-
-class _Mailbox(TrainerEnd):
-    """A worker's end of the way from Ray's calls: a thread runs the jobs of one call after the other."""
-
-    def __init__(self) -> None:
-        self.calls: SimpleQueue[tuple[Sequence[tuple[int, Job]], bool]] = SimpleQueue()
-        self.messages: SimpleQueue[bytes | BaseException | None] = SimpleQueue()  # None: the call is done
-        self._has_call = False
-
-    def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
-        if self._has_call:
-            self.messages.put(None)
-        self._has_call = True
-        return self.calls.get()
-
-    def pack(self, obj: Any) -> Message:
-        return pack(obj)
-
-    def unpack(self, memory: memoryview) -> Any:
-        return unpack(memory)
-
-    def send(self, message: Message) -> None:
-        self.messages.put(b"".join(message))
+    orders = orders_of(request, _MOST_BYTES, secrets.token_bytes(32))
+    return MixedPool(request, RaySource(described, request.runner, orders), described.host_load)
 
 
 class Worker:
-    """Actor that runs jobs.
+    """Actor that runs the jobs of the trainer that connects to it, in a thread.
 
     Args:
         runner: runner of a job.
         number: number of the worker.
-        trace: time the stages of each batch.
+        secret: secret that the trainer knows.
+        card: what the trainer runs.
     """
 
-    def __init__(self, runner: JobRunner, number: int, trace: bool):
-        self._mailbox = _Mailbox()
-        observers = (StageTimer(runner.leaves, number),) if trace else ()
-        threading.Thread(target=self._work, args=(runner, observers), daemon=True).start()
-
-    def ready(self) -> None:
-        """Return when the actor has started."""
-
-    def run(self, message: np.ndarray) -> list[np.ndarray]:
-        """Return the messages with the answers to the jobs in a message, each as one array of bytes."""
-        self._mailbox.calls.put(_object_in(message))
-        answers = []
-        while (answer := self._mailbox.messages.get()) is not None:
-            if isinstance(answer, BaseException):
-                raise answer
-            answers.append(np.frombuffer(answer, dtype=np.uint8))
-        return answers
-
-    def _work(self, runner: JobRunner, observers: tuple[StageTimer, ...]) -> None:
-        try:
-            run_jobs(self._mailbox, runner, observers)
-        except BaseException as error:
-            self._mailbox.messages.put(error)
-
-
-def _object_in(array: np.ndarray) -> Any:
-    """Return the object of a message in Ray's store, copied, because what is in the store cannot be written."""
-    return unpack(memoryview(np.array(array)))  # type: ignore[arg-type]
-
-
-class RayChannel(WakingChannel):
-    """Channel to an actor. Ray calls back, in a thread of its own, when an answer is in the store.
-
-    Args:
-        actor: the actor.
-    """
-
-    def __init__(self, actor: Any):
-        super().__init__()
-        self.actor = actor
-        self.error: BaseException | None = None
-
-    def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
-        message = np.frombuffer(b"".join(pack((jobs, noted))), dtype=np.uint8)
-        self.actor.run.remote(message).future().add_done_callback(self._take)
-
-    def _take(self, future: Any) -> None:
-        """Copy the answers of a call out of the store; called by a thread of Ray."""
-        try:
-            for array in future.result():
-                self._answers.append((_object_in(array), array.nbytes))
-        except BaseException as error:
-            self.error = error
-        if not self.is_closed:
-            self.wake()
-
-    def receive(self) -> tuple[Any, int] | None:
-        received = super().receive()
-        if received is None and self.error is not None:
-            raise EOFError from self.error
-        return received
-
-
-class RayHandle(RemoteHandle):
-    """Handle of an actor."""
-
-    channel: RayChannel
-
-    def end_text(self) -> str:
-        reason = str(self.channel.error or "").strip()
-        return f"is gone ({reason})" if reason else "is gone"
-
-    def close(self) -> None:
+    def __init__(self, runner: JobRunner, number: int, secret: bytes, card: Card):
         import ray
 
-        super().close()
+        check = partial(check_card, ours={**card, "environment": environment()})
+        host = ray.util.get_node_ip_address()
+        listener = TrainerListener(host, 0, runner, check, transport, secret=secret, max_bytes=_MOST_BYTES)
+        self._address = listener.address
+        threading.Thread(target=listener.serve, args=(number,), daemon=True).start()
+
+    def ready(self) -> str:
+        """Return the address, when the actor has started."""
+        return self._address
+
+
+@dataclass(eq=False)
+class _Actor:
+    """An actor that was started.
+
+    Attributes:
+        number: its number.
+        actor: what Ray calls it.
+        address: where it listens; "": it has not answered yet.
+        until: time by which there has to be a connection; infinite: the actor has not answered yet, or there was one.
+        worker: its handle; None: there is no connection yet.
+    """
+
+    number: int
+    actor: Any
+    address: str = ""
+    until: float = math.inf
+    worker: TcpHandle | None = None
+
+    def kill(self) -> None:
+        """End the process."""
+        import ray
+
         with suppress(Exception):  # it has ended, or Ray has
-            ray.kill(self.channel.actor)
+            ray.kill(self.actor)
+
+    def look_and_kill(self) -> None:
+        """Log what Ray knows of a process whose connection has ended; end it, if it has not."""
+        import ray
+
+        try:
+            ray.get(self.actor.ready.remote(), timeout=_CALM)
+        except ray.exceptions.GetTimeoutError:
+            pass  # it was stopped
+        except Exception as error:
+            logger.warning("the actor of Ray at %s is gone: %s", self.address, error)
+        self.kill()
 
 
-class RaySource(WorkerSource):
-    """Source of workers that are actors of Ray. An actor joins the pool, and gets jobs, when it has answered once.
+class RaySource(TcpSource):
+    """Source of workers that are actors of Ray. An actor joins the pool when the receiver has connected to it.
 
     Args:
         workers: their description.
         runner: runner of a job.
-        trace: time the stages of each batch.
+        orders: orders to the receiver, with the secret of this run.
     """
 
-    def __init__(self, workers: RayWorkers, runner: JobRunner, trace: bool):
-        super().__init__()
+    codec: ClassVar[ModuleType] = transport
+
+    def __init__(self, workers: RayWorkers, runner: JobRunner, orders: Orders):
+        super().__init__(orders)
         self._workers = workers
         self._runner = runner
-        self._trace = trace
-        self._live: list[RemoteHandle] = []
+        self._live: list[_Actor] = []
         self._wanted = workers.minimum
-        self._numbers = itertools.count(2000)
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._starting = set[RemoteHandle]()
+        self._actors = itertools.count(2000)
         self._problem: BaseException | None = None
         self._failed = 0  # actors that ended at their start since the last one that did not
         self._again = 0.0  # time of the next start
@@ -196,11 +151,12 @@ class RaySource(WorkerSource):
 
     def start(self) -> None:
         connect_to_ray(self._workers.address)  # only now, because local workers are forked
+        super().start()
         threading.Thread(target=self._look, name="energon-lite-actors", daemon=True).start()
 
     def refusal(self) -> UsageError | None:
         if self._failed < _FAILED:
-            return None
+            return super().refusal()
         return UsageError(
             f"no actor of Ray can be started: {self._failed} in a row ended at their start, the last one with: "
             f"{self._problem}",
@@ -209,8 +165,8 @@ class RaySource(WorkerSource):
         )
 
     def left(self, worker: RemoteHandle) -> None:
-        with self._lock, suppress(ValueError):
-            self._live.remove(worker)
+        for actor in self._drop(lambda actor: actor.worker is worker):
+            threading.Thread(target=actor.look_and_kill, daemon=True).start()
 
     def spare(self) -> Sequence[RemoteHandle]:
         now, least = time.monotonic(), self._workers.minimum
@@ -219,19 +175,43 @@ class RaySource(WorkerSource):
             return ()
         self._ended_at = now
         self._wanted = max(least, self._wanted - 1)
-        with self._lock:
-            return [worker for worker in self._live[self._wanted :] if not worker.tickets]
+        kept = self._live[: self._wanted]
+        spare = self._drop(lambda actor: actor not in kept and actor.worker is not None and not actor.worker.tickets)
+        for actor in spare:
+            actor.kill()
+        return [actor.worker for actor in spare if actor.worker is not None]
 
     def close(self) -> None:
         self._closed.set()
-        with self._lock:
-            starting, self._starting = self._starting, set()
-        for worker in starting:
-            worker.close()
+        for actor in self._drop(lambda _: True):
+            actor.kill()
         super().close()
 
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _drop(self, is_dropped: Callable[[_Actor], bool]) -> list[_Actor]:
+        """Forget some actors, and return them; have the receiver connect to the others."""
+        with self._lock:
+            dropped = [actor for actor in self._live if is_dropped(actor)]
+            self._live = [actor for actor in self._live if actor not in dropped]
+            addresses = [actor.address for actor in self._live if actor.address]
+            if addresses != self._orders.addresses:
+                self.connect_to(addresses)
+        return dropped
+
+    def _join(self, worker: TcpHandle) -> None:
+        with self._lock:
+            found = next((actor for actor in self._live if actor.address == worker.address), None)
+            if found is not None:
+                worker.number, found.worker, found.until = found.number, worker, math.inf
+                self._failed = 0
+        if found is None:  # it was ended meanwhile
+            worker.close()
+        else:
+            super()._join(worker)
+
     def _look(self) -> None:
-        """Start actors while they are needed, until the source is closed."""
+        """Start actors while they are needed, and end those that cannot be reached, until the source is closed."""
         import ray
 
         reference = None
@@ -239,6 +219,9 @@ class RaySource(WorkerSource):
         began = 0.0
         while not self._closed.wait(_LOOK):
             now = time.monotonic()
+            for actor in self._drop(lambda actor: actor.until < time.monotonic()):
+                actor.kill()
+                self._note(TimeoutError(f"no connection to {actor.address} was made in {_CONNECTED:g} s"))
             if now < self._again or (now - began < _CALM and len(self._live) >= self._wanted):
                 continue
             if len(self._live) >= self._wanted and (self.is_short or now - self._short_at < _CALM):
@@ -248,31 +231,24 @@ class RaySource(WorkerSource):
             try:
                 reference = reference or ray.put(self._runner)
                 resources = dict(self._workers.resources)
-                number, cpus = next(self._numbers), resources.pop("CPU", 1.0)
-                actor = remote.options(num_cpus=cpus, resources=resources).remote(reference, number, self._trace)
-                handle = RayHandle(number, RayChannel(actor), "actor of Ray")
+                number, cpus = next(self._actors), resources.pop("CPU", 1.0)
+                arguments = reference, number, self._orders.secret, self._orders.card
+                started = _Actor(number, remote.options(num_cpus=cpus, resources=resources).remote(*arguments))
                 with self._lock:
-                    self._live.append(handle)
-                    self._starting.add(handle)
+                    self._live.append(started)
                 if self._closed.is_set():
                     self.close()
-                actor.ready.remote().future().add_done_callback(partial(self._started, handle))
+                started.actor.ready.remote().future().add_done_callback(partial(self._started, started))
                 began = now
             except Exception as error:
                 self._note(error)
 
-    def _started(self, handle: RemoteHandle, answer: Any) -> None:
-        """Let an actor join that has answered, or take note that it has ended; called by a thread of Ray."""
-        error = answer.exception()
-        with self._lock:
-            is_awaited = handle in self._starting
-            self._starting.discard(handle)
-            if is_awaited and error is None:
-                self._failed = 0
-                self.joined.put(handle, 0)
-        if is_awaited and error is not None:
-            self.left(handle)
-            handle.channel.close()  # not ray.kill(), which waits for this thread
+    def _started(self, actor: _Actor, answer: Any) -> None:
+        """Have the receiver connect to an actor, or take note that it has ended; called by a thread of Ray."""
+        if (error := answer.exception()) is None:
+            actor.address, actor.until = answer.result(), time.monotonic() + _CONNECTED
+            self._drop(lambda _: False)
+        elif self._drop(lambda other: other is actor):
             self._note(error)
 
     def _note(self, error: BaseException) -> None:

@@ -25,7 +25,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_lite.extras.remote_workers.described import TcpWorkers, host_and_port, secret_in
+from energon_lite.extras.remote_workers.described import TlsFiles, host_and_port
 from energon_lite.extras.remote_workers.frames import (
     BEAT,
     IN_SEGMENT,
@@ -53,17 +53,22 @@ _SILENT, _GONE = 0.6, 10.0
 
 
 class Orders(NamedTuple):
-    """Orders of a trainer to its receiver.
+    """Orders of a trainer to its receiver. Later ones change the addresses: connections to others stay open.
 
     Args:
-        workers: workers to connect to.
         card: what the trainer runs.
         segments: number of segments for each worker.
+        secret: secret that trainer and workers share.
+        addresses, file, tls, per_server: see :class:`TcpWorkers`.
     """
 
-    workers: TcpWorkers
     card: dict[str, Any]
     segments: int
+    secret: bytes | None
+    addresses: Sequence[str] = ()
+    file: str | os.PathLike[str] | None = None
+    tls: TlsFiles | None = None
+    per_server: int | None = None
 
 
 class Report(NamedTuple):
@@ -162,10 +167,9 @@ class Receiver:
 
     def __init__(self, control: Connection, orders: Orders):
         self._control = control
-        self._workers, self._card, self._segments = orders
-        self._secret = secret_in(self._workers.secret_file)
+        self._orders = orders
         self._trainer = os.getppid()
-        self._tls = None if self._workers.tls is None else self._workers.tls.context(server=False)
+        self._tls = None if orders.tls is None else orders.tls.context(server=False)
         self._servers: dict[str, _Server] = {}
         self._open = Counter[str]()  # connections by address
         self._lock = threading.Lock()
@@ -174,14 +178,19 @@ class Receiver:
     def run(self) -> None:
         """Connect to servers that have workers to give, until the trainer closes its pipe, or ends."""
         looked_up = 0.0
-        while not self._control.poll(_LOOK) and os.getppid() == self._trainer:
+        while os.getppid() == self._trainer:
+            if self._control.poll(_LOOK):
+                try:
+                    self._orders, looked_up = self._control.recv(), 0.0
+                except (EOFError, OSError):
+                    break
             now = time.monotonic()
-            if now - looked_up >= _LOOK_UP or not self._servers or self._workers.file is not None:
+            if now - looked_up >= _LOOK_UP or not self._servers or self._orders.file is not None:
                 looked_up = now
                 found = dict(self._addresses())
                 self._servers = {address: self._servers.get(address) or one for address, one in found.items()}
             for server in self._servers.values():
-                most = min(server.told or 1, self._workers.per_server or (1 << 30))
+                most = min(server.told or 1, self._orders.per_server or (1 << 30))
                 if now >= server.again and not server.is_tried and self._open[server.address] < most:
                     server.is_tried = True
                     threading.Thread(target=self._try, args=(server,), daemon=True).start()
@@ -189,10 +198,10 @@ class Receiver:
 
     def _addresses(self) -> Iterator[tuple[str, _Server]]:
         """Yield the addresses of all servers; names are looked up."""
-        texts = list(self._workers.addresses)
-        if self._workers.file is not None:
+        texts = list(self._orders.addresses)
+        if self._orders.file is not None:
             with suppress(OSError):
-                lines = (line.partition("#")[0].strip() for line in Path(self._workers.file).read_text().splitlines())
+                lines = (line.partition("#")[0].strip() for line in Path(self._orders.file).read_text().splitlines())
                 texts += filter(None, lines)
         for text in dict.fromkeys(texts):
             try:
@@ -253,7 +262,7 @@ class Receiver:
             keep_alive(connection)
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_hostname=server.host)
-            server.told = int(join(connection, self._secret, self._card, _CONNECT)["workers"])
+            server.told = int(join(connection, self._orders.secret, self._orders.card, _CONNECT)["workers"])
         except BaseException:
             connection.close()
             raise
@@ -265,11 +274,11 @@ class Receiver:
         Raises:
             FrameError, EOFError, OSError: one side has ended, or sends what is no frame.
         """
-        segments = Segments(self._segments)
+        segments, max_bytes = Segments(self._orders.segments), self._orders.card["max_bytes"]
         ours, theirs = socket.socketpair()
         with connection, ours, theirs:
-            trainer = FrameConnection(ours, self._workers.max_bytes)
-            worker = _Worker(connection, self._workers.max_bytes, segments, trainer)
+            trainer = FrameConnection(ours, max_bytes)
+            worker = _Worker(connection, max_bytes, segments, trainer)
             self._report(address, None, [one for one in (theirs.fileno(), segments.descriptor) if one >= 0])
             theirs.close()
             jobs = threading.Thread(target=_carry_jobs, args=(trainer, worker), daemon=True)

@@ -33,7 +33,7 @@ def run_card(identity: Mapping[str, Any], runner: JobRunner) -> dict[str, Any]:
     encoder = runner.encoder
     kind = type(encoder)
     return {
-        "environment": _environment(),
+        "environment": environment(),
         "data": dict(identity),
         "seed": str(runner.seed),
         "runner": type(runner).__qualname__,
@@ -43,15 +43,19 @@ def run_card(identity: Mapping[str, Any], runner: JobRunner) -> dict[str, Any]:
     }
 
 
-def check_card(theirs: Mapping[str, Any], ours: Mapping[str, Any], identity: Identity) -> None:
+def check_card(theirs: Mapping[str, Any], ours: Mapping[str, Any], identity: Identity | None = None) -> None:
     """Compare the card of a trainer with that of this worker.
+
+    Args:
+        theirs, ours: the cards.
+        identity: identity of the data set here, which says more of a difference; None: an actor has none.
 
     Raises:
         RefusedError: they differ; the message names the differences.
     """
     found = list(_differences(theirs, ours))
     if theirs.get("data") != ours["data"]:
-        found += _data_differences(theirs.get("data"), identity)
+        found += ["the data set"] if identity is None else _data_differences(theirs.get("data"), identity)
     if found:
         raise RefusedError(f"the trainer runs something else than this worker: {listed(found, 5)}")
 
@@ -87,7 +91,8 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator
 
 
 @lru_cache(maxsize=1)
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the versions of what decides the values of decoded samples in this process."""
     python = platform.python_version().rpartition(".")[0]
     versions = {"energon_lite": energon_lite.__version__, "Python": python}
     for name in _PACKAGES:

@@ -1,7 +1,8 @@
 """Server of workers: processes that run the jobs of trainers on other machines, one trainer's connection each.
 
 A worker process shakes hands with a trainer, runs its jobs until the connection ends, and ends; the server then forks
-another one. So no state is left of a trainer, and a job that hangs or dies costs a connection only.
+another one. So no state is left of a trainer, and a job that hangs or dies costs a connection only. An actor of Ray is
+such a process, too: it has a listener of its own.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
 from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, FrameConnection, FrameError, frame, keep_alive
-from energon_lite.extras.remote_workers.handshake import RefusedError, greet
+from energon_lite.extras.remote_workers.handshake import Card, RefusedError, greet
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.loading.executors.transport import Message
 from energon_lite.loading.executors.worker_process import (
@@ -57,7 +60,98 @@ _PATIENCE = 5.0
 _CALM = 0.05
 
 
-class JobServer:
+class TrainerListener:
+    """Socket at which workers wait for their trainers.
+
+    Args:
+        host, port: address to listen at; port 0: any free one.
+        runner: runner of the trainers' jobs.
+        check: refuses what a trainer runs, with an error.
+        codec: module whose ``pack`` and ``unpack`` are those of jobs and answers.
+        workers, secret, tls, max_bytes: see :class:`JobServer`.
+
+    Attributes:
+        address: ``host:port``.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        runner: JobRunner,
+        check: Callable[[Card], None],
+        codec: ModuleType,
+        *,
+        workers: int = 1,
+        secret: bytes | None,
+        tls: TlsFiles | None = None,
+        max_bytes: int,
+    ):
+        self._runner = runner
+        self._check = check
+        self._codec = codec
+        self._workers = workers
+        self._secret = secret
+        self._tls = None if tls is None else tls.context(server=True)
+        self._max_bytes = max_bytes
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
+        self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
+
+    @property
+    def refused(self) -> int:
+        """Number of connections that were closed because of their handshake or their frames."""
+        return sum(struct.unpack(f"<{self._workers}Q", self._bad[:]))
+
+    def serve(self, number: int, place: int = 0) -> None:
+        """Accept connections until one is a trainer's; run its jobs until it ends. Called in a worker.
+
+        Args:
+            number: number of the worker in traces.
+            place: its place among those that wait here.
+        """
+        runner = self._runner
+        while True:
+            connection, peer = self._listener.accept()
+            with connection:
+                try:
+                    connection, card = self._greeted(connection)
+                except (RefusedError, EOFError, OSError) as error:
+                    self._count(place, peer[0], error)
+                    continue
+                try:
+                    end = _Connection(connection, runner, min(int(card["max_bytes"]), self._max_bytes), self._codec)
+                    run_jobs(end, runner, (StageTimer(runner.leaves, number),) if card.get("trace") else ())
+                except FrameError as error:
+                    self._count(place, peer[0], error)
+                except (EOFError, OSError):
+                    pass  # the trainer has closed the connection, or has ended
+                except Exception:
+                    logger.exception("a worker ends because of an error outside of its jobs")
+                return
+
+    def _count(self, place: int, peer: str, error: BaseException) -> None:
+        """Count a connection that is closed because of what came through it."""
+        (count,) = struct.unpack_from("<Q", self._bad, 8 * place)
+        struct.pack_into("<Q", self._bad, 8 * place, count + 1)
+        reason = str(error).split("\n")[0] or type(error).__name__
+        logger.warning("a connection of %s is closed: %s (%d until now)", peer, reason, self.refused)
+
+    def _greeted(self, connection: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
+        """Shake hands with a trainer. Return the connection, with TLS if it is used, and what the trainer runs.
+
+        Raises:
+            RefusedError, EOFError, OSError: the other side is no trainer of this run.
+        """
+        keep_alive(connection)
+        connection.settimeout(_PATIENCE)
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_side=True)
+        return connection, greet(connection, self._secret, self._check, {"workers": self._workers})
+
+
+class JobServer(TrainerListener):
     """Workers that run the jobs of a data set for trainers.
 
     Args:
@@ -97,23 +191,11 @@ class JobServer:
             )
         runs = dataset.resolved
         self._identity = runs.identity
-        self._runner = runs.runner()
+        runner = runs.runner()
+        check = partial(check_card, ours=run_card(runs.identity.to_plain(), runner), identity=runs.identity)
+        super().__init__(host, port, runner, check, wire, workers=workers, secret=secret, tls=tls, max_bytes=max_bytes)
         self._config = dataset.worker_config
-        self._card = run_card(self._identity.to_plain(), self._runner)
-        self._workers = workers
-        self._secret = secret
-        self._tls = None if tls is None else tls.context(server=True)
-        self._max_bytes = max_bytes
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
-        self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
-        self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
         self._processes: dict[int, BaseProcess] = {}
-
-    @property
-    def refused(self) -> int:
-        """Number of connections that were closed because of their handshake or their frames."""
-        return sum(struct.unpack(f"<{self._workers}Q", self._bad[:]))
 
     def run(self) -> None:
         """Run workers, and replace those that end, until an interrupt or :meth:`close`."""
@@ -158,75 +240,26 @@ class JobServer:
     # -- in a worker ----------------------------------------------------------------------------------------------
 
     def _work(self, number: int, server: int) -> None:
-        """Accept connections until one is a trainer's; run its jobs."""
+        """Run the jobs of a trainer."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         renew_streams()
         set_worker_number(number)
         end_with_trainer(server, by_kernel=can_kernel_watch("fork"))
-        while True:
-            connection, peer = self._listener.accept()
-            with connection:
-                try:
-                    connection, card = self._greeted(connection)
-                except (RefusedError, EOFError, OSError) as error:
-                    self._count(number, peer[0], error)
-                    continue
-                try:
-                    self._serve(connection, card, number)
-                except FrameError as error:
-                    self._count(number, peer[0], error)
-                except (EOFError, OSError):
-                    pass  # the trainer has closed the connection, or has ended
-                except Exception:
-                    logger.exception("a worker ends because of an error outside of its jobs")
-                os._exit(0)
-
-    def _count(self, number: int, peer: str, error: BaseException) -> None:
-        """Count a connection that is closed because of what came through it."""
-        (count,) = struct.unpack_from("<Q", self._bad, 8 * number)
-        struct.pack_into("<Q", self._bad, 8 * number, count + 1)
-        reason = str(error).split("\n")[0] or type(error).__name__
-        logger.warning("a connection of %s is closed: %s (%d until now)", peer, reason, self.refused)
-
-    def _greeted(self, connection: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-        """Shake hands with a trainer. Return the connection, with TLS if it is used, and what the trainer runs.
-
-        Raises:
-            RefusedError, EOFError, OSError: the other side is no trainer of this run.
-        """
-        keep_alive(connection)
-        connection.settimeout(_PATIENCE)
-        if self._tls is not None:
-            connection = self._tls.wrap_socket(connection, server_side=True)
-        told = {"workers": self._workers}
-        return connection, greet(
-            connection, self._secret, lambda card: check_card(card, self._card, self._identity), told
-        )
-
-    def _serve(self, connection: socket.socket, card: Mapping[str, Any], number: int) -> None:
-        """Run the jobs of a trainer.
-
-        Raises:
-            FrameError: it sends what is no job.
-            EOFError, OSError: the connection has ended.
-        """
-        runner = self._runner
-        runner.services.failures = FailureLog()
-        runner.services.worker_config = self._config
-        limit = min(int(card["max_bytes"]), self._max_bytes)
-        end = _Connection(connection, runner, limit)
-        run_jobs(end, runner, (StageTimer(runner.leaves, number),) if card.get("trace") else ())
+        self._runner.services.failures = FailureLog()
+        self._runner.services.worker_config = self._config
+        self.serve(number, number)
+        os._exit(0)
 
 
-def jobs_in(body: memoryview) -> tuple[list[tuple[int, Job]], bool]:
+def jobs_in(body: memoryview, codec: ModuleType = wire) -> tuple[list[tuple[int, Job]], bool]:
     """Return the jobs in a message of a trainer, with their tickets, and whether to note each step of them.
 
     Raises:
         FrameError: the message has no jobs.
     """
     try:
-        jobs, noted = wire.unpack(body)
+        jobs, noted = codec.unpack(body)
         if not jobs or not all(type(ticket) is int and isinstance(job, (Job, ChunkJob)) for ticket, job in jobs):
             raise TypeError("there are no jobs in it")
         return jobs, bool(noted)
@@ -241,12 +274,14 @@ class _Connection(TrainerEnd):
         connection: the connection, after the handshake.
         runner: runner of the jobs.
         max_bytes: size of a message, at most.
+        codec: see :class:`TrainerListener`.
     """
 
-    def __init__(self, connection: socket.socket, runner: JobRunner, max_bytes: int):
+    def __init__(self, connection: socket.socket, runner: JobRunner, max_bytes: int, codec: ModuleType):
         self._connection = FrameConnection(connection, max_bytes)
         self._runner = runner
         self._max_bytes = max_bytes
+        self._codec = codec
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._bytes = 0
@@ -257,20 +292,20 @@ class _Connection(TrainerEnd):
             got = self._connection.receive()
             if got.kind != MESSAGE:
                 raise FrameError("a frame out of turn")
-            jobs, noted = jobs_in(got.body)
+            jobs, noted = jobs_in(got.body, self._codec)
             if self._runner.reads_ahead:
                 prefetch(self._runner, jobs)
             return jobs, noted
 
     def pack(self, obj: Any) -> Message:
-        message = wire.pack(obj)
+        message: Message = self._codec.pack(obj)
         size = sum(part.nbytes for part in message)
         if size > self._max_bytes:
             raise ValueError(f"{size:,} bytes; max_bytes of TcpWorkers and of the server allows {self._max_bytes:,}")
         return message
 
     def unpack(self, memory: memoryview) -> Any:
-        return wire.unpack(memory)
+        return self._codec.unpack(memory)
 
     def send(self, message: Message) -> None:
         body = frame(MESSAGE, message)

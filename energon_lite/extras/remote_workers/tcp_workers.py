@@ -15,8 +15,10 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
+from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import receiver
 from energon_lite.extras.remote_workers.described import TcpWorkers, secret_in
@@ -48,15 +50,20 @@ def open_pool(request: PoolRequest) -> MixedPool:
     described = request.described
     workers = TcpWorkers.from_text(described) if isinstance(described, str) else described
     assert isinstance(workers, TcpWorkers)
-    card = run_card(request.identity, request.runner) | {
-        "max_bytes": workers.max_bytes,
-        "trace": request.options.trace,
-    }
-    secret_in(workers.secret_file)  # files that cannot be used are noticed here
+    secret = secret_in(workers.secret_file)  # files that cannot be used are noticed here
     if workers.tls is not None:
         workers.tls.context(server=False)
-    segments = min(_MOST_SEGMENTS, request.options.prefetch_factor + _MORE_SEGMENTS)
-    return MixedPool(request, TcpSource(Orders(workers, card, segments)), workers.host_load)
+    orders = orders_of(request, workers.max_bytes, secret)._replace(
+        addresses=tuple(workers.addresses), file=workers.file, tls=workers.tls, per_server=workers.per_server
+    )
+    return MixedPool(request, TcpSource(orders), workers.host_load)
+
+
+def orders_of(request: PoolRequest, max_bytes: int, secret: bytes | None) -> Orders:
+    """Return orders to the receiver of a pool, for workers that share a secret; no addresses yet."""
+    options = request.options
+    card = run_card(request.identity, request.runner) | {"max_bytes": max_bytes, "trace": options.trace}
+    return Orders(card, min(_MOST_SEGMENTS, options.prefetch_factor + _MORE_SEGMENTS), secret)
 
 
 class TcpChannel(PipeChannel):
@@ -66,10 +73,12 @@ class TcpChannel(PipeChannel):
         pair: the trainer's socket of the pair.
         segments: segments for large answers.
         max_bytes: size of an answer, at most.
+        codec: module whose ``pack`` and ``unpack`` are those of jobs and answers.
     """
 
-    def __init__(self, pair: socket.socket, segments: Segments, max_bytes: int):
+    def __init__(self, pair: socket.socket, segments: Segments, max_bytes: int, codec: ModuleType):
         super().__init__(pair, SegmentReader(segments))
+        self._codec = codec
         self._frames = frames(pair, [max_bytes])
         self.tickets: Collection[int] = ()  # of the jobs that the worker has
         self.is_silent = False
@@ -77,7 +86,7 @@ class TcpChannel(PipeChannel):
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
         if released := self._segments.take_released():
             self._unsent += frame(RELEASED, [memoryview(bytes(released))])
-        self._unsent += frame(MESSAGE, wire.pack((jobs, noted)))
+        self._unsent += frame(MESSAGE, self._codec.pack((jobs, noted)))
         self.flush()
 
     def receive(self) -> tuple[Any, int] | None:
@@ -86,22 +95,25 @@ class TcpChannel(PipeChannel):
         if got is None:
             return None
         body = got.body if got.kind == MESSAGE else self._segments.view(*PLACE.unpack(got.body))
-        return answers_in(body, self.tickets), body.nbytes
+        return answers_in(body, self.tickets, self._codec), body.nbytes
 
 
-def answers_in(body: memoryview, tickets: Collection[int]) -> tuple[Sequence[Answer], Any, Sequence[Times]]:
+def answers_in(
+    body: memoryview, tickets: Collection[int], codec: ModuleType = wire
+) -> tuple[Sequence[Answer], Any, Sequence[Times]]:
     """Return the answers in a message of a worker, or its report of failures, and times.
 
     Args:
         body: the message.
         tickets: tickets of the jobs that the worker has.
+        codec: see :class:`TcpChannel`.
 
     Raises:
         FrameError: the message has no answers to these jobs.
         UnknownClassError: see :func:`energon_lite.extras.wire.unpack`.
     """
     try:
-        answers, seconds, said = wire.unpack(body)
+        answers, seconds, said = codec.unpack(body)
         answered = [ticket for ticket, _, _ in answers]
         of_jobs = len({*answered}) == len(answered) and all(ticket in tickets for ticket in answered)
         whole = all(len(value) == 5 if ok else isinstance(value, BaseException) for _, ok, value in answers)
@@ -120,11 +132,11 @@ class TcpHandle(RemoteHandle):
 
     channel: TcpChannel
 
-    def __init__(self, number: int, address: str, pair: socket.socket, segments: Segments, max_bytes: int):
-        channel = TcpChannel(pair, segments, max_bytes)
+    def __init__(self, number: int, address: str, pair: socket.socket, channel: TcpChannel):
         super().__init__(number, channel, address)
         channel.tickets = self.tickets
         trainer_ends.add(channel)
+        self.address = address
         self._pair = pair
 
     def look(self) -> None:
@@ -143,9 +155,14 @@ class TcpSource(WorkerSource):
         orders: orders to the receiver.
     """
 
+    #: See :class:`TcpChannel`.
+    codec: ClassVar[ModuleType] = wire
+
     def __init__(self, orders: Orders):
         super().__init__()
         self._orders = orders
+        self._control: Connection | None = None  # to the last receiver; closed when that has ended
+        self._lock = threading.RLock()
         self._numbers = itertools.count(1000)
         self._closed = threading.Event()
         self._refusal: RefusedError | None = None
@@ -155,7 +172,7 @@ class TcpSource(WorkerSource):
     def start(self) -> None:
         threading.Thread(target=self._run, name="energon-lite-receiver", daemon=True).start()
 
-    def refusal(self) -> RefusedError | None:
+    def refusal(self) -> UsageError | None:
         refusal, self._refusal = self._refusal, None
         return refusal
 
@@ -165,6 +182,14 @@ class TcpSource(WorkerSource):
             self._process.kill()
             self._process.wait()
         super().close()
+
+    def connect_to(self, addresses: Sequence[str]) -> None:
+        """Have the receiver connect to these addresses in place of earlier ones; may be called by any thread."""
+        with self._lock:
+            self._orders = self._orders._replace(addresses=addresses)
+            if self._control is not None:
+                with suppress(OSError):  # another receiver will be told
+                    self._control.send(self._orders)
 
     # -- in threads -----------------------------------------------------------------------------------------------
 
@@ -188,7 +213,8 @@ class TcpSource(WorkerSource):
             with socket.socket(fileno=os.dup(ours.fileno())) as pipe:
                 pipe.shutdown(socket.SHUT_RDWR)  # the thread reads nothing more
             reports.join()
-            ours.close()
+            with self._lock:
+                ours.close()
             if not self._closed.wait(_AGAIN):
                 text = f"the process that receives from servers ended with status {status}"
                 logger.warning("%s; it is replaced", text)
@@ -202,7 +228,9 @@ class TcpSource(WorkerSource):
 
     def _take_reports(self, control: Connection) -> None:
         with suppress(EOFError, OSError):
-            control.send(self._orders)
+            with self._lock:
+                control.send(self._orders)
+                self._control = control
             while not self._closed.is_set():
                 self._take_report(control.recv(), control)
 
@@ -214,11 +242,15 @@ class TcpSource(WorkerSource):
                 self._give_up(report.refusal)
         if descriptors:
             pair, segments = socket.socket(fileno=descriptors[0]), Segments(0, *descriptors[1:])
-            max_bytes = self._orders.workers.max_bytes
+            channel = TcpChannel(pair, segments, self._orders.card["max_bytes"], self.codec)
             self._refusal, self._refused = None, 0.0
-            self.joined.put(TcpHandle(next(self._numbers), report.text, pair, segments, max_bytes), 0)
+            self._join(TcpHandle(next(self._numbers), report.text, pair, channel))
         elif report.text:
             logger.warning("%s", report.text)
+
+    def _join(self, worker: TcpHandle) -> None:
+        """Let a worker join the pool."""
+        self.joined.put(worker, 0)
 
 
 def _started(control: Connection) -> subprocess.Popen[bytes]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.extras.remote_workers import RayWorkers, ray_workers
-from energon_lite.extras.remote_workers.ray_workers import RayHandle
+from energon_lite.extras.remote_workers.tcp_workers import TcpHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
 from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
 from tests.extras.remote_workers.served import serving
@@ -43,7 +44,7 @@ def cluster() -> Iterator[Any]:
 
 
 class Drawn(TaskEncoder):
-    """Tensors, arrays and texts with randomness."""
+    """Tensors, arrays and texts with randomness, and an object that only pickle takes."""
 
     def encode_sample(self, sample: Any) -> dict[str, Any]:
         numbers = self.rng.random(5000)
@@ -51,7 +52,12 @@ class Drawn(TaskEncoder):
 
     def batch(self, samples: list[Any]) -> dict[str, Any]:
         x = torch.stack([sample["x"] for sample in samples])
-        return {"__key__": [sample["__key__"] for sample in samples], "x": x, "y": x.numpy().astype(np.float32)}
+        return {
+            "__key__": [sample["__key__"] for sample in samples],
+            "x": x,
+            "y": x.numpy().astype(np.float32),
+            "z": Fraction(1, 3),
+        }
 
 
 class Patient(Drawn):
@@ -128,38 +134,44 @@ def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[
         makers, send = Counter[type](), pool._send
 
         def noting(worker: Any, tickets: Any) -> None:
-            makers[RayHandle if isinstance(worker, RayHandle) else LocalHandle] += len(tickets)
+            makers[TcpHandle if isinstance(worker, TcpHandle) else LocalHandle] += len(tickets)
             send(worker, tickets)
 
         pool._send = noting
         iterator, batches = iter(loader), list[Any]()
-        assert until(lambda: (batches.append(next(iterator)), min(makers[RayHandle], makers[LocalHandle]) > 20)[1])
+        assert until(lambda: (batches.append(next(iterator)), min(makers[TcpHandle], makers[LocalHandle]) > 20)[1])
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
         assert same(batches, take(loader, len(batches)))
 
 
-def test_a_killed_actor_and_a_killed_node_cost_nothing(
+def test_a_killed_actor_a_killed_node_and_a_killed_receiver_cost_nothing(
     cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]
 ) -> None:
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
-        expected = take(loader, 60)
+        expected = take(loader, 80)
     workers = RayWorkers(2, 2, resources={"CPU": 2, "cpu_node": 1})  # one on each node
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 20)
         pool: Any = loader._workers.executor()
-        victim = ray.get(pool._workers[0].channel.actor.__ray_call__.remote(lambda self: os.getpid()))
-        os.kill(victim, signal.SIGKILL)
+        os.kill(_place_of(pool, pool._workers[0])[0], signal.SIGKILL)
         batches += take(loader, 20)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         cluster.add_node(num_cpus=2, resources={"cpu_node": 2})
         batches += take(loader, 20)
         assert loader.stats()["worker_deaths"] >= 1
+        pool._source._process.kill()  # the receiver
+        batches += take(loader, 20)
     assert same(batches, expected)
 
 
-def _place_of(worker: Any) -> tuple[int, str]:
+def _actor_of(pool: Any, worker: Any) -> Any:
+    """The actor that a worker is; None: it has ended."""
+    return next((one.actor for one in pool._source._live if one.worker is worker), None)
+
+
+def _place_of(pool: Any, worker: Any) -> tuple[int, str]:
     """Process of an actor, and its node."""
-    look = worker.channel.actor.__ray_call__
+    look = _actor_of(pool, worker).__ray_call__
     return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())), timeout=60)
 
 
@@ -173,7 +185,7 @@ def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callab
         state = loader.save_state_rank()
         pool: Any = loader._workers.executor()
         for worker in pool._workers:
-            ray.kill(worker.channel.actor)
+            ray.kill(_actor_of(pool, worker))
     with get_savable_loader(build(ALONE)) as loader:
         expected = take(loader, 5020)[5000:]
     with serving(build(ALONE)) as served:
@@ -227,11 +239,11 @@ class Fire:
         stopped = killed = 0
         while not self._over.wait(0.5):
             others = [worker for worker in self.pool._workers if worker is not self.spared]
-            local = [worker for worker in others if isinstance(worker, LocalHandle)]
-            actors = [worker for worker in others if isinstance(worker, RayHandle)]
+            local = [worker for worker in others if isinstance(worker, LocalHandle) and worker.process.pid]
+            actors = [worker for worker in others if isinstance(worker, TcpHandle)]
             for worker in [worker for worker in actors if worker not in self.pids]:
-                with suppress(ray.exceptions.RayError):  # its node was killed
-                    self.pids[worker] = _place_of(worker)[0]
+                with suppress(ray.exceptions.RayError, AttributeError):  # its node was killed
+                    self.pids[worker] = _place_of(self.pool, worker)[0]
             actors = [worker for worker in actors if worker in self.pids]
             if stopped:
                 self._signal(stopped, signal.SIGCONT)
@@ -276,7 +288,7 @@ def test_an_epoch_under_fire(
             pool: Any = loader._workers.executor()
             assert until(lambda: (pool.load(), len(pool._workers) == 3 + local)[1])
             spared = pool._workers[local]
-            home, began = _place_of(spared)[1], time.monotonic()
+            home, began = _place_of(pool, spared)[1], time.monotonic()
             for batch in iterator:
                 waits.append(time.monotonic() - began)
                 batches.append(batch)
@@ -303,7 +315,7 @@ def test_the_example(cluster: Any, leaf_of: Any) -> None:
     environment = os.environ | {"RAY_ADDRESS": cluster.address}
     command = [sys.executable, str(script), str(leaf_of(7))]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
-    assert said == f"{[f'a-{n}' for n in range(7)]}\n"
+    assert f"{[f'a-{n}' for n in range(7)]}" in said.splitlines()  # Ray may print that an earlier node has died
 
 
 class Gated(Drawn):

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
-from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite import SavableDataset, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.remote_workers import mixed_pool
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.transport import PipeChannel
 from tests.extras.remote_workers.served import serving
 from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of, with_encoder
-from tests.testing import ALONE, in_time, take, until
+from tests.testing import ALONE, in_time, take, text_dataset, until
 
 
 def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
@@ -164,5 +165,39 @@ def test_a_job_is_late_only_if_recent_ones_were_shorter(monkeypatch: pytest.Monk
     assert late(7) == 0.0
     second.tickets.append(9)
     pool._awaited = 7
-    assert pool._hedge() is None  # only an idle worker gets a job that runs
+    assert late(7) == pytest.approx(1.2)  # an idle worker gets a job that runs; another one only after twice the time
     assert late(8) == 0.0
+
+
+class SlowData(Slow):
+    """Samples of one of the data sets take ten times as long."""
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        time.sleep(9 * self.seconds if sample.__key__.startswith("b") else 0.0)
+        return super().encode_sample(sample)
+
+
+def test_jobs_of_a_slow_data_set_begin_before_their_turn(leaf_of: Any, tmp_path: Path) -> None:
+    """As soon as it is known to be slow; the batches stay in order."""
+    slow = text_dataset(tmp_path / "slow", 50, prefix="b-")
+    blend = [{"path": str(leaf_of(50)), "weight": 9}, {"path": str(slow), "weight": 1}]
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
+    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(document))
+
+    def dataset(config: WorkerConfig, seconds: float) -> SavableDataset:
+        return get_train_dataset(
+            tmp_path / "blend.yaml", worker_config=config, task_encoder=SlowData(seconds), batch_size=1
+        )
+
+    sent = list[int]()
+    with serving(dataset(ALONE, 0.005), 2) as served:
+        with get_savable_loader(dataset(WorkerConfig(0, 1, workers=served.tcp()), 0.005)) as loader:
+            pool: Any = loader._workers.executor()
+            next_jobs: Callable[..., list[int]] = pool._next_jobs
+            pool._next_jobs = lambda wanted: sent.extend(tickets := next_jobs(wanted)) or tickets
+            found = [digest(batch) for batch in islice(loader, 150)]
+            early = {ticket for at, ticket in enumerate(sent) if min(sent[at:]) < ticket}
+            names = [names[0] for names in found]
+    with get_savable_loader(dataset(ALONE, 0.0)) as loader:
+        assert found == [digest(batch) for batch in take(loader, 150)]
+    assert early and all(names[ticket - 1].startswith("b") for ticket in early if ticket <= 150)
