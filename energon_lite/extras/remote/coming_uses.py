@@ -87,7 +87,7 @@ class ComingUses:
             leaf, index: the samples, ``[k]``.
             epoch: ``[k]``; -1: in any epoch.
         """
-        if self._window is None or not len(leaf):
+        if self._window is None:
             return np.full(len(leaf), math.inf)
         first, uses, epochs = self._window
         now = self.now - first

@@ -174,6 +174,13 @@ def test_flipped_bytes_give_our_error_or_values(
         assert str(error.where) == str(path) and error.fix
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, kind: str) -> None:
+    names = [f"column {number}" for number in range(500)]
+    write_table(tmp_path / f"a.{kind}", pa.table([pa.array([7])] * 500, names), 1)
+    assert open_source(str(tmp_path), "train").read(0) == dict.fromkeys(names, 7)
+
+
 @pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
 def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{kind}"

@@ -241,6 +241,7 @@ def test_a_dict_of_the_users_own() -> None:
 def test_an_empty_batch_is_a_row_of_which_nothing_counts(empty: Any) -> None:
     expected = {"input": [[0, 0]], "positions": [[0, 1]], "labels": [[IGNORED, IGNORED]]}
     assert listed(model_inputs(empty, 2)) == expected
+    assert model_inputs(empty, None)[1].tolist() == [[IGNORED]]  # the shortest row that there is
 
 
 def test_what_is_refused() -> None:

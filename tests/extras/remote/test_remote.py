@@ -25,7 +25,7 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.extras.remote import file_versions, store_tries
+from energon_lite.extras.remote import file_versions, remote_index, store_tries
 from energon_lite.extras.remote.remote_files import list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import local_meta
@@ -228,6 +228,21 @@ def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], han
     with pytest.raises(FatalStorageError, match=reason) as caught:
         SampleReader(source).sample(0)
     assert "a.tar" in str(caught.value) and "nginx" in str(caught.value)
+
+
+def test_requests_grow_while_reads_are_neighbours_and_shrink_while_they_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = list[int]()
+    monkeypatch.setattr(remote_index, "read_range", lambda _, __, size: requests.append(size) or bytes(size))
+    file = remote_index.RangeFile("http://there/a.tar", 1 << 30)
+    for offset in range(0, 64 << 20, 4096):
+        assert file.read(4096, offset) == bytes(4096)
+    assert requests == sorted(requests) and len(requests) < 20
+    requests.clear()
+    for offset in range(128 << 20, 256 << 20, 4 << 20):
+        assert file.read(4096, offset) == bytes(4096)
+    assert requests == sorted(requests, reverse=True) and requests[-1] < 1 << 14
 
 
 def test_what_has_no_version_is_copied_each_time(serve: Callable[[type], str], ten: Path) -> None:

@@ -16,11 +16,12 @@ import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
+from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, command, take, until
+from tests.testing import ALONE, command, take, text_dataset, until
 
 SCRIPT = """
     import sys
@@ -28,7 +29,7 @@ SCRIPT = """
 
     import torch
     from energon_lite import Sample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-    from energon_lite.extras.remote_workers import TcpWorkers
+    from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 
 
     @dataclass
@@ -47,7 +48,9 @@ SCRIPT = """
 
 
     if __name__ == "__main__":
-        config = WorkerConfig(0, 1, workers=TcpWorkers(sys.argv[1], secret_file="secret"))
+        files = TlsFiles(certificate="cert.pem", key="key.pem", authority="ca.pem")
+        workers = TcpWorkers([sys.argv[1]], secret_file="secret", tls=files)
+        config = WorkerConfig(0, 1, workers=workers)
         with get_savable_loader(make_dataset(config)) as loader:
             batch = next(iter(loader))
             assert type(batch) is Numbers
@@ -55,7 +58,9 @@ SCRIPT = """
 """
 
 
-def test_a_script_and_its_server(leaf_of: Any, tmp_path: Path) -> None:
+def test_a_script_and_its_server(leaf_of: Any, certificates: Path, tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem", "ca.pem"):
+        (tmp_path / name).symlink_to(certificates / name)
     (tmp_path / "my_train.py").write_text(textwrap.dedent(SCRIPT))
     (tmp_path / "secret").write_text("a secret of many letters")
     (tmp_path / "data").symlink_to(leaf_of(50))
@@ -63,12 +68,13 @@ def test_a_script_and_its_server(leaf_of: Any, tmp_path: Path) -> None:
     serve = ["-c", run, "serve", "my_train:make_dataset", "--workers", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
-    arguments = ["--listen", "127.0.0.1:0", "--secret-file", "secret"]
+    arguments = ["--listen", "127.0.0.1:0", "--secret-file", "secret", "--tls-certificate", "cert.pem"]
+    arguments += ["--tls-key", "key.pem", "--tls-authority", "ca.pem"]
     with ForkedProgram([*serve, *arguments], stderr=subprocess.PIPE, **options) as server:
         assert server.stderr is not None
         line = next(line for line in server.stderr if "fingerprint" in line)
-        (address,) = re.findall(r"at (127\.0\.0\.1:\d+)", line)
-        trained = run_program(["my_train.py", address], stdout=subprocess.PIPE, timeout=300, **options)
+        (port,) = re.findall(r"at 127\.0\.0\.1(:\d+)", line)
+        trained = run_program(["my_train.py", f"localhost{port}"], stdout=subprocess.PIPE, timeout=300, **options)
         server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
     assert trained.returncode == 0 and trained.stdout.strip() == "[4, 4, 4, 4]"
@@ -83,6 +89,21 @@ def test_arguments_that_cannot_work(tmp_path: Path) -> None:
     ):
         code, output = command("serve", *arguments)
         assert code == 1 and text in output, output
+
+
+def test_classes_of_the_trainers_script_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in ``__main__`` there, and in a module that is imported here."""
+    (tmp_path / "a_script.py").write_text(textwrap.dedent(SCRIPT))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text_dataset(tmp_path / "data", 4)
+    monkeypatch.setattr(wire, "_known", {})
+    monkeypatch.setattr(wire, "SCRIPTS", [])
+    with pytest.raises(wire.UnknownClassError):
+        wire.known_class("__main__:Numbers")
+    code, output = command("serve", "a_script:make_dataset", "--listen", "127.0.0.1:0", "--max-bytes", "many")
+    assert code == 1 and "many" in output
+    assert wire.known_class("__main__:Numbers").__module__ == "a_script"
 
 
 @pytest.fixture(scope="module")

@@ -259,9 +259,9 @@ def test_a_batch_that_is_none_ends_the_run_and_names_the_class(made: Any, said: 
 
 
 def test_labels_below_zero_do_not_count() -> None:
-    made = batch_of(labels=torch.tensor([[-100, 2], [3, -100]]))
+    made = batch_of(labels=torch.tensor([[-100, 0], [3, -100]]))
     rows = RowsTaskEncoder(Other(made), MODEL).encode_batch(made)
-    assert rows.labels.tolist() == [[0, 2], [3, 0]] and rows.loss_mask.tolist() == [[0, 1], [1, 0]]
+    assert rows.labels.tolist() == [[0, 0], [3, 0]] and rows.loss_mask.tolist() == [[0, 1], [1, 0]]
 
 
 def test_what_counts_is_known_without_reading_it_back() -> None:

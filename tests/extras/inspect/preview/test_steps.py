@@ -70,8 +70,10 @@ class TestSteps:
         site.answer(["step", str(10**9)], "", "n")
         assert time.process_time() - began < 5  # a thousandth of the way would take longer
 
-    def test_before_and_after(self, data: Path) -> None:
-        finder = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(split_part="val", batch_size=10))).finder
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_before_and_after(self, data: Path, ranks: int) -> None:
+        options = RunOptions(split_part="val", batch_size=10, ranks=ranks)
+        finder = Site(ShownRun.open(str(data / "blend.yaml"), options)).finder
         places, at = [], finder.start()
         while True:
             places.append(at)
@@ -80,9 +82,10 @@ class TestSteps:
                 break
             assert finder.before(following) == at
             at = following
-        assert places == [Place(step) for step in range(3)]  # of 27 samples
-        with pytest.raises(UsageError, match="no step 3"):
-            finder.make(Place(3))
+        steps = 3 if ranks == 1 else 2
+        assert places == [Place(step) for step in range(steps)]  # of 27 samples
+        with pytest.raises(UsageError, match=f"no step {steps}"):
+            finder.make(Place(steps))
 
     def test_samples_of_several_kinds_are_shown_as_a_list_without_a_task_encoder(self, data: Path) -> None:
         site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=16)))
