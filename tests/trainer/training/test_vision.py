@@ -12,7 +12,7 @@ from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision import encode_images, place_tokens
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -43,6 +43,18 @@ def test_images_of_several_sizes_take_as_many_places_as_they_need() -> None:
     images = [one[:, :height, :width] for one, (height, width) in zip(image, sizes, strict=True)]
     placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts)
     assert placed.squeeze(-1).tolist() == [[0, 5, 6, 7, 8, 0, 1], [9, 10, 0, 0, 0, 0, 0]]
+
+
+@torch.no_grad()
+def test_without_sizes_images_fill_their_tensor(alone: ParallelMesh) -> None:
+    vision = VisionConfig(hidden_size=8, num_layers=1, num_heads=2, ffn_size=12)
+    model = LlamaModel(dataclasses.replace(SHAPE, image_size=4, patch_size=2, vision=vision), alone)
+    tokens, first = torch.arange(6)[None], torch.tensor([0])
+    image = torch.rand(1, 3, 4, 4)
+    for height, width in ((2, 4), (4, 2)):
+        whole = model.all_logits(tokens, image[:, :, :height, :width], first, first)
+        padded = model.all_logits(tokens, image, first, first, [(height, width)])
+        torch.testing.assert_close(whole, padded, rtol=0, atol=0)
 
 
 @torch.no_grad()
