@@ -290,6 +290,8 @@ def test_the_token_of_images_can_be_named(tmp_path: Path, save_model: SaveModel)
 
     with pytest.raises(StateError, match=r"(?s)image_token=None.*--image-token"):
         native_to_huggingface(run("gone"), tmp_path / "out")
+    with pytest.raises(StateError, match="without a token that is for images alone"):
+        native_to_huggingface(run("gone"), tmp_path / "out", image_token=model_config_of({"model": values}).vocab_size)
     assert not (tmp_path / "out").exists()
     native_to_huggingface(run("gone"), tmp_path / "out", image_token=7)
     native_to_huggingface(run(None), tmp_path / "bytes")

@@ -77,6 +77,8 @@ def test_sections_in_sections_and_lists(good: Path) -> None:
         ("train.peak_tflops=0", "not positive"),
         ("train.nonfinite_limit=0", "nonfinite_limit is below 1"),
         ("train.save_timeout=-1", "save_timeout is negative"),
+        ("train.flight_recorder=-1", "flight_recorder is negative"),
+        ("model.vocab_multiple=0", "vocab_multiple is below 1"),
         ("train.init_from_ignore=[norm_epz]", "did you mean 'norm_eps'"),
         ("data.skip_steps=[3, 0]", "a step is below 1"),
         ("data.prefetch_factor=0", "prefetch_factor is below 1"),
