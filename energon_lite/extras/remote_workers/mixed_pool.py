@@ -6,7 +6,7 @@ import logging
 import select
 import time
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -156,14 +156,17 @@ class JobTimes:
 
     def expected(self, job: Job) -> float:
         """Return the seconds that a job should take; too few if its data sets are new."""
-        return sum(count * self._of_sample[leaf] for leaf, count in _samples(job).items())
+        return self._seconds(_samples(job))
 
     def made(self, job: Job, seconds: float) -> None:
         """Note the seconds of a job."""
         counts = _samples(job)
-        change = _LAST_JOB * (seconds - self.expected(job)) / max(1, sum(count**2 for count in counts.values()))
+        change = _LAST_JOB * (seconds - self._seconds(counts)) / max(1, sum(count**2 for count in counts.values()))
         for leaf, count in counts.items():
             self._of_sample[leaf] = max(0.0, self._of_sample[leaf] + change * count)
+
+    def _seconds(self, counts: Counter[int]) -> float:
+        return sum(count * self._of_sample[leaf] for leaf, count in counts.items())
 
 
 def _samples(job: Job) -> Counter[int]:
@@ -221,7 +224,7 @@ class MixedPool(WorkerPool):
         self._longest = 0.0  # seconds of the longest recent job
         self._mean = _UNKNOWN  # moving average of the seconds of a job, which the end of a worker does not change
         self._times = JobTimes()
-        self._expected: dict[int, float] = {}  # seconds of waiting jobs
+        self._expected: dict[int, float] = {}  # seconds of jobs, when they were first seen waiting
         super().__init__(request.runner, request.num_workers, request.options, request.work)
         weakref.finalize(self, source.close)
         self._poll.register(source.joined.fileno(), select.POLLIN)
@@ -248,6 +251,7 @@ class MixedPool(WorkerPool):
             for worker in elsewhere:
                 self._forget(worker)
         super().cancel()
+        self._expected.clear()
         if self._is_open:
             self._poll.register(self._source.joined.fileno(), select.POLLIN)
 
@@ -272,15 +276,14 @@ class MixedPool(WorkerPool):
         return fewest_jobs(elsewhere, most)
 
     def _next_jobs(self, wanted: int) -> list[int]:
-        # A worker that was silent may have answered after all.
-        self._waiting = deque(ticket for ticket in self._waiting if ticket in self._jobs)
-        self._expected = {
-            ticket: self._expected.get(ticket) or self._times.expected(self._jobs[ticket]) for ticket in self._waiting
-        }
-        slowest = max(self._waiting, key=self._expected.__getitem__, default=0)
-        if slowest and self._waiting[0] != self._awaited and self._expected[slowest] > _SLOW * self._mean:
-            self._waiting.remove(slowest)
-            self._waiting.appendleft(slowest)
+        if self._waiting[0] != self._awaited:
+            for ticket in self._waiting:
+                if ticket not in self._expected:
+                    self._expected[ticket] = self._times.expected(self._jobs[ticket])
+            slowest = max(self._waiting, key=self._expected.__getitem__)
+            if self._expected[slowest] > _SLOW * self._mean:
+                self._waiting.remove(slowest)
+                self._waiting.appendleft(slowest)
         return super()._next_jobs(wanted)
 
     def _collect(self, timeout: float | None) -> bool:
@@ -308,6 +311,11 @@ class MixedPool(WorkerPool):
         before, since, jobs = self._work.busy, worker.since, len(worker.tickets)
         had = {ticket: self._jobs[ticket] for ticket in worker.tickets if ticket in self._jobs}
         super()._take_answers(worker)
+        made = [ticket for ticket in had if ticket not in self._jobs]
+        for ticket in made:
+            self._expected.pop(ticket, None)
+            if ticket in self._waiting:  # the worker was silent, and has answered after all
+                self._waiting.remove(ticket)
         was_silent = worker.is_silent
         if isinstance(worker, RemoteHandle):
             worker.look()
@@ -319,14 +327,13 @@ class MixedPool(WorkerPool):
         if not done:  # a part of an answer, or the report of a failure
             worker.since = since
             return
-        made = [job for ticket, job in had.items() if ticket not in self._jobs]
         if not made:  # others were faster: the worker may have been stopped meanwhile
             return
         seconds = (self._work.busy - before) / done
         self._longest = max(seconds, _FADES * self._longest)
         self._mean += _LAST_JOB * (seconds - self._mean)
-        for job in made:
-            self._times.made(job, seconds)
+        for ticket in made:
+            self._times.made(had[ticket], seconds)
         if isinstance(worker, LocalHandle):
             self._pace.made(seconds)
 
