@@ -1,8 +1,8 @@
 """Entry points: what guests add to the core, as tables that name code without importing it.
 
-A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
-metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
+A guest is a package in ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
+metadata, in the group ``energon_lite``. It has one or more tables: ``COMMANDS``, ``SOURCES``, ``COLUMNS``,
+``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
 ``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``, ``WORKERS``, ``UNIT_RUNNERS``. A guest that
 is deleted takes its entries with it.
 
@@ -331,10 +331,10 @@ def _guests() -> tuple[ModuleType, ...]:
 def _names() -> Iterator[str]:
     if find_spec(_FOLDERS) is not None:
         for folder in pkgutil.iter_modules(import_module(_FOLDERS).__path__, f"{_FOLDERS}."):
-            if folder.ispkg and find_spec(f"{folder.name}.entry_points") is not None:
-                yield f"{folder.name}.entry_points"
+            if folder.ispkg:
+                yield folder.name
     if find_spec(_TRAINER) is not None:
-        yield f"{_TRAINER}.entry_points"
+        yield _TRAINER
     for entry_point in metadata.entry_points(group=_GROUP):
         yield entry_point.value
 
@@ -343,7 +343,7 @@ def _names() -> Iterator[str]:
 def _merged(table: str) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for guest in _guests():
-        added: Mapping[str, Any] = getattr(guest, table, {})
+        added: Mapping[str, Any] = vars(guest).get(table, {})
         entries |= added
     return entries
 

@@ -1,3 +1,5 @@
+import energon_lite.entry_points
+
 from .cost_fit import CostFit as CostFit
 from .cost_fit import fit_costs as fit_costs
 from .cost_fit import read_cost_model as read_cost_model
@@ -9,3 +11,5 @@ from .image_columns import ImagePatches as ImagePatches
 from .micro_batch_times import MicroBatchTimes as MicroBatchTimes
 from .shared_images import EncoderPlan as EncoderPlan
 from .shared_images import image_exchange as image_exchange
+
+COLUMNS: dict[str, energon_lite.entry_points.Columns]

@@ -17,7 +17,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
-from energon_lite.extras.balance.entry_points import COLUMNS
+from energon_lite.extras.balance import COLUMNS
 from energon_lite.loading.measuring.runner import Values
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged

@@ -1,3 +1,5 @@
+import energon_lite.entry_points
+
 from .av_decoder import AVDecoder as AVDecoder
 from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder
 from .batch_images import BatchImageDecoder as BatchImageDecoder
@@ -19,3 +21,5 @@ from .uniform_clips import get_clips_uniform as get_clips_uniform
 from .uniform_clips import get_single_frames_uniform as get_single_frames_uniform
 from .webdataset_store import JsonlFileStore as JsonlFileStore
 from .webdataset_store import WebdatasetFileStore as WebdatasetFileStore
+
+DECODERS: dict[str, energon_lite.entry_points.Decoder]

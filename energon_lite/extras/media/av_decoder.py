@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from energon_lite.errors import DecodeError, UsageError, check_choice, did_you_mean
+from energon_lite.extras.media import DECODERS
 from energon_lite.extras.media.clips import AudioReader, VideoReader, frame_ticks
 from energon_lite.extras.media.container import INSTALL, AVData, has_pyav, missing_bytes, open_container, opened
-from energon_lite.extras.media.entry_points import DECODERS
 from energon_lite.extras.media.metadata import AVMetadata, add_audio, add_video
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.part_decoder import DecoderSettings
