@@ -131,7 +131,7 @@ class UnitRunner(NamedTuple):
     """A runner elsewhere of the units of sharded jobs, as ``prepare`` has them. Table ``UNIT_RUNNERS``, by its option.
 
     Args:
-        target: ``module:function``, called with a :class:`~energon_lite.storage.sharded_job.job.Runner`, the value of
+        target: ``module:function``, called with a :class:`~energon_lite.storage.sharded_job.Runner`, the value of
             the option and units; yields each unit with its outcome, as the runner does that it calls elsewhere.
         help: one line.
         metavar: form of the option's value, which may be left out: it is "" then.
@@ -285,7 +285,7 @@ def storage_guests() -> dict[str, str]:
     * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
     * ``range_cache``: makes a :class:`~energon_lite.storage.read.ranges.RangeCache`
     * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
-    * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
+    * ``prepare_url``: a :class:`~energon_lite.storage.prepare.UrlPreparer`
     * ``prepare_dialogue``: a :class:`~energon_lite.cli.prepare.PrepareDialogue`
     """
     return _merged("STORAGE_GUESTS")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError
-from energon_lite.storage.sharded_job.work import Table, Work
+from energon_lite.storage.sharded_work import Table, Work
 
 
 class Squares(Work[int, int]):

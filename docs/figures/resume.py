@@ -58,7 +58,7 @@ def observe(folder: Path) -> Run:
 def _make_blend(folder: Path) -> dict[str, Any]:
     import webdataset
 
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     for name in ("a", "b"):
         (folder / name).mkdir()

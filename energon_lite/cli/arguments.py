@@ -17,7 +17,7 @@ from energon_lite.entry_points import columns as columns_of_guests
 from energon_lite.entry_points import find_named, load, unit_runners
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.columns import CHECKSUMS
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 
 if TYPE_CHECKING:
     from energon_lite.config.leaf_spec import LeafSpec

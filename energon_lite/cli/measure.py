@@ -38,7 +38,7 @@ from energon_lite.storage.index.column_file import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 
 
 @click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})

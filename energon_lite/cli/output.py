@@ -17,13 +17,13 @@ import click
 from energon_lite.errors import counted, listed
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import CHECKSUMS
-from energon_lite.storage.prepare.choice import SAMPLE_LOADER
-from energon_lite.storage.sharded_job.job import Progress, Ranks
+from energon_lite.storage.prepare_choices import SAMPLE_LOADER
+from energon_lite.storage.sharded_job import Progress, Ranks
 
 if TYPE_CHECKING:
     from energon_lite.loading.measuring.measured_columns import MeasureReport  # imports torch
-    from energon_lite.storage.prepare.dataset_scan import DatasetScan
-    from energon_lite.storage.prepare.prepare import PrepareReport
+    from energon_lite.storage.dataset_scan import DatasetScan
+    from energon_lite.storage.prepare import PrepareReport
 
 #: Seconds between two lines without a terminal, such as in the log of a job.
 _BETWEEN = 10.0

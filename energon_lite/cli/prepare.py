@@ -39,9 +39,11 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import load, prepare_steps, storage_guests
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, UsageError, counted
+from energon_lite.storage.dataset_scan import DatasetScan
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import is_jsonl
-from energon_lite.storage.prepare.choice import (
+from energon_lite.storage.prepare import PrepareOptions, index_again, prepare_folder, prepare_jsonl
+from energon_lite.storage.prepare_choices import (
     CRUDE,
     Choice,
     divide,
@@ -50,9 +52,7 @@ from energon_lite.storage.prepare.choice import (
     parse_ratio,
     sample_document,
 )
-from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.sharded_job.job import Progress
+from energon_lite.storage.sharded_job import Progress
 
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]

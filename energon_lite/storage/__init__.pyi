@@ -2,8 +2,8 @@ from .files.atomic_file import replacing as replacing
 from .index.columns import write_column as write_column
 from .index.nv_meta import is_prepared as is_prepared
 from .index.nv_meta import read_info as read_info
-from .prepare.choice import parse_ratio as parse_ratio
-from .prepare.prepare import prepare_dataset as prepare_dataset
+from .prepare import prepare_dataset as prepare_dataset
+from .prepare_choices import parse_ratio as parse_ratio
 from .read.ranges import RangeStream as RangeStream
 from .read.ranges import ReadAhead as ReadAhead
 from .read.ranges import open_stream as open_stream
@@ -18,6 +18,6 @@ from .samples.image_size import PatchBudget as PatchBudget
 from .samples.image_size import RandomCrop as RandomCrop
 from .samples.image_size import ShorterSide as ShorterSide
 from .samples.part_decoder import PartDecoder as PartDecoder
-from .sharded_job.job import Ranks as Ranks
-from .sharded_job.job import ShardedJob as ShardedJob
-from .sharded_job.work import Work as Work
+from .sharded_job import Ranks as Ranks
+from .sharded_job import ShardedJob as ShardedJob
+from .sharded_work import Work as Work

@@ -47,7 +47,7 @@ VARIANTS: dict[str, tuple[bool, bool]] = {
 def make_data(folder: Path, samples: int, mix: str = "often") -> Path:
     """Samples that say how many tokens and images they have, and the columns that measuring would make of them."""
     from energon_lite.storage.index.columns import write_column
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     rng, (share, images_of, sides_of) = np.random.default_rng(0), MIXES[mix]
     folder.mkdir()

@@ -29,7 +29,7 @@ def make_dataset(folder: Path, samples: int, payload: int = 200) -> Path:
         samples: how many.
         payload: bytes of text in each.
     """
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     folder.mkdir(parents=True)
     with tarfile.open(folder / "shard-000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -46,7 +46,7 @@ def write_shards(
     folder: Path, samples: Iterable[dict[str, bytes]], per_shard: int, sample_type: str, field_map: dict[str, str]
 ) -> Path:
     """A prepared data set of these samples in tar shards; what prepare writes serves Megatron-Energon too."""
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     folder.mkdir(parents=True)
     stream = enumerate(samples)

@@ -75,7 +75,7 @@ def write_shard(path: Path, first: int, samples: int) -> None:
 
 def make_dataset(folder: Path, shards: int, samples: int) -> None:
     """A prepared folder."""
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     folder.mkdir(parents=True)
     for shard in range(shards):
@@ -192,7 +192,7 @@ def measure_workers(folder: str) -> dict[str, float]:
 
 def make_blend(folder: Path, leaves: int) -> None:
     """A blend of prepared folders of four samples; of 20,000 all are links to the files of one."""
-    from energon_lite.storage.prepare.prepare import prepare_dataset
+    from energon_lite.storage.prepare import prepare_dataset
 
     folder.mkdir(parents=True)
     firsts = [folder / f"first-{number}" for number in range(-(-leaves // 20_000))]

@@ -28,7 +28,7 @@ from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, ge
 from energon_lite.batching.strategy import CHUNK
 from energon_lite.batching.token_plan import PlansAhead
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.trainer import TokenizedTaskEncoder
 
 WORLD, CAPACITY, MEAN = 8, 2048, 100

@@ -22,8 +22,8 @@ from energon_lite.errors import DatasetError, listed
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, temporary_path
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import SQLITE_INDEX, SQLITE_KEPT, KeyDatabase, RemoteShard
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import ShardScan, split_member_name
+from energon_lite.storage.tar_headers import BLOCK
+from energon_lite.storage.tar_scan import ShardScan, split_member_name
 
 #: The tables that this module writes.
 _OURS = ("samples", "sample_parts")

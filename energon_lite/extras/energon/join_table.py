@@ -30,7 +30,7 @@ from energon_lite.storage.index.index_cache import cache_folder, first_writable,
 from energon_lite.storage.index.key_index import hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 _TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
 

@@ -17,8 +17,9 @@ from energon_lite.cli.output import byte_size
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.samples.sample import is_required
+from energon_lite.storage.dataset_scan import DatasetScan
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.prepare.choice import (
+from energon_lite.storage.prepare_choices import (
     CRUDE,
     SAMPLE_LOADER,
     check_parts,
@@ -28,7 +29,6 @@ from energon_lite.storage.prepare.choice import (
     sample_document,
     sample_fields,
 )
-from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map

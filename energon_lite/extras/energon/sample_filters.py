@@ -28,7 +28,7 @@ from energon_lite.storage.index.columns import length_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 Values = Mapping[str, NDArray[Any]]
 _Computed = Callable[[Values], Any]

@@ -16,9 +16,9 @@ import click
 from energon_lite.errors import ShardFormatError, counted
 from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
-from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
-from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
+from energon_lite.storage.prepare import PrepareOptions, index_again
+from energon_lite.storage.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar_scan import scan_shard, split_member_name
 
 #: Option of ``prepare``.
 fix_duplicates_option = click.option(

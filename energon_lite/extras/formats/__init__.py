@@ -1,8 +1,8 @@
 """Data sets of other formats than tar: Parquet, Arrow, JSONL, Megatron's ``.bin`` and ``.idx``, MDS, Lance.
 
-Each is a :class:`~energon_lite.storage.read.source.Source`, like a source of the user's; the table ``SOURCES`` maps paths
-to formats. ``energon-lite convert`` writes some of them. Packages that a format needs are imported when a data set of it
-is opened.
+Each is a :class:`~energon_lite.storage.read.source.Source`, like a source of the user's; the table ``SOURCES`` maps
+paths to formats. ``energon-lite convert`` writes some of them. Packages that a format needs are imported when a data
+set of it is opened.
 """
 
 from energon_lite.entry_points import Command, SourceFormat

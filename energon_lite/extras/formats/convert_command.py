@@ -20,10 +20,10 @@ from energon_lite.extras.formats.convert_samples import Sample, open_samples, re
 from energon_lite.extras.formats.shard_writers import WRITERS, Mds, ShardWriter
 from energon_lite.storage.files.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import SingleSource, data_digest
-from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
-from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob
+from energon_lite.storage.sharded_work import Arrays, Table, Work
 
 # Units of work are runs of samples, each of which becomes a shard. Existing shards are not made again, so a run that
 # was killed resumes there. The settings are kept next to the shards; a run with other settings is refused.

@@ -17,9 +17,9 @@ from energon_lite.storage.files.byte_ranges import RangedFile, file_version, fou
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, folder_and_name
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.members import Int64
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import ShardScan, unchanged_file
+from energon_lite.storage.tar_headers import BLOCK
+from energon_lite.storage.tar_members import Int64
+from energon_lite.storage.tar_scan import ShardScan, unchanged_file
 
 _log = logging.getLogger(__name__)
 

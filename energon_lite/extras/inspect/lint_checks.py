@@ -37,9 +37,9 @@ from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.part_decoder import MediaFile
 from energon_lite.storage.samples.sample_loader import SampleLoader
-from energon_lite.storage.tar.members import Member, MemberColumns
-from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders, is_header
-from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file
+from energon_lite.storage.tar_headers import BLOCK, TarHeaders, is_header
+from energon_lite.storage.tar_members import Member, MemberColumns
+from energon_lite.storage.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file
 
 
 class Fault(NamedTuple):

@@ -24,12 +24,12 @@ from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, En
 from energon_lite.extras.inspect.lint_work import Findings, LintWork, Problem, Span, Target
 from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import find_leaves, open_source
+from energon_lite.storage.dataset_scan import usual_parts
 from energon_lite.storage.index.index_cache import cache_folder, first_writable, index_places, local_meta, open_index
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, meta_path, read_info
-from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.source import source_opener
-from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
-from energon_lite.storage.sharded_job.work import Table
+from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob
+from energon_lite.storage.sharded_work import Table
 
 #: The splits that are examined by default.
 _PARTS = "train,val,test"

@@ -20,18 +20,18 @@ from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError
 from energon_lite.extras.inspect.lint_checks import Fault, SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
+from energon_lite.storage.dataset_scan import usual_parts
 from energon_lite.storage.files.shard_store import file_state
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.key_index import hash_key
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.sharded_work import Arrays, Table, Work
+from energon_lite.storage.tar_scan import ShardScan
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.ranges import PartRange, RangeStream, open_stream
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
 from energon_lite.storage.samples.image_decoding import read_image_header
-from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
-from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob
+from energon_lite.storage.sharded_work import Arrays, Table, Work
 
 
 class MediaFilterStrategy(str, Enum):

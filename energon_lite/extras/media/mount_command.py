@@ -18,7 +18,7 @@ from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.tar_scan import split_member_name
+from energon_lite.storage.tar_scan import split_member_name
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ import click
 from energon_lite.cli import ExistingPath, job_options, progress, show_share
 from energon_lite.cli.arguments import local_dataset, with_options
 from energon_lite.errors import UsageError
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 
 if TYPE_CHECKING:
     from energon_lite.extras.media.media_scan import MediaFilterConfig

@@ -17,7 +17,7 @@ from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.index.nv_meta import JSONL_PART
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.stores import FileStore
-from energon_lite.storage.tar.tar_scan import split_member_name
+from energon_lite.storage.tar_scan import split_member_name
 
 #: Samples whose index rows are in memory at a time while samples are listed.
 _LISTED = 1 << 16

@@ -20,16 +20,16 @@ from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.extras.remote.file_versions import version_of
 from energon_lite.extras.remote.remote_files import copy_file, file_system, list_files, listed_size, size_in, tried
 from energon_lite.extras.remote.remote_index import in_threads, scan_remote_shard
+from energon_lite.storage.dataset_scan import DatasetScan, Shards, chosen_shards, dataset_scan
 from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
 from energon_lite.storage.files.byte_ranges import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
-from energon_lite.storage.prepare.choice import Choice
-from energon_lite.storage.prepare.dataset_scan import DatasetScan, Shards, chosen_shards, dataset_scan
-from energon_lite.storage.prepare.prepare import PrepareOptions, PrepareReport, already_prepared, write_prepared
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
-from energon_lite.storage.sharded_job.work import Outcome, Table
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
+from energon_lite.storage.prepare import PrepareOptions, PrepareReport, already_prepared, write_prepared
+from energon_lite.storage.prepare_choices import Choice
+from energon_lite.storage.sharded_job import Progress, ShardedJob
+from energon_lite.storage.sharded_work import Outcome, Table
+from energon_lite.storage.tar_scan import SCAN_RULES, ShardScan
 
 #: An empty file that tests write access, and marks an unfinished preparation.
 _MARK = "energon_lite.unfinished"
@@ -104,7 +104,7 @@ class RemoteFolder:
         check_writable(self.url, f"{nv_meta.META_FOLDER}/{_MARK}")
 
     def find_shards(self, exclude: str | None) -> list[str]:
-        """Find the shards; see :func:`~energon_lite.storage.prepare.dataset_scan.find_shards`."""
+        """Find the shards; see :func:`~energon_lite.storage.dataset_scan.find_shards`."""
         is_hidden = {name: any(part.startswith(".") for part in name.split("/")[:-1]) for name in self.there}
         return chosen_shards(self.url, [name for name in self.there if not is_hidden[name]], exclude)
 

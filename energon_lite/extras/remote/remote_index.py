@@ -44,8 +44,8 @@ from energon_lite.storage.index.nv_meta import (
 )
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import missing_shard
-from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
-from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan
+from energon_lite.storage.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar_scan import SampleColumns, ShardScan
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from energon_lite.extras.remote.range_cache import RangeCache, shared_range_cach
 from energon_lite.storage.files.shard_store import Shard, ShardRange, drop_oldest
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 #: Bytes between two wanted samples that are cheaper to read than to skip by a second request.
 _GAP = 1 << 18

@@ -18,7 +18,7 @@ from energon_lite.extras.remote.remote_files import (
 )
 from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, changed_shard, storage_error
-from energon_lite.storage.tar.tar_headers import BLOCK
+from energon_lite.storage.tar_headers import BLOCK
 
 
 class RemoteFile:

@@ -12,8 +12,8 @@ from typing import Any
 
 from energon_lite.errors import EnergonLiteError, UsageError, WorkerError
 from energon_lite.extras.remote_workers.described import connect_to_ray
-from energon_lite.storage.sharded_job.job import Runner
-from energon_lite.storage.sharded_job.work import Outcome, U
+from energon_lite.storage.sharded_job import Runner
+from energon_lite.storage.sharded_work import Outcome, U
 
 #: Tasks that wait or run, at least, and for each processor of the cluster.
 _LEAST, _PER_CPU = 64, 4

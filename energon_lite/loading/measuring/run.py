@@ -29,8 +29,8 @@ from energon_lite.storage.index.column_file import LENGTH, Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob
-from energon_lite.storage.sharded_job.work import Arrays, Outcome, Table, Work
+from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob
+from energon_lite.storage.sharded_work import Arrays, Outcome, Table, Work
 
 #: Largest number of failed samples in the report.
 _SHOWN_FAILURES = 20

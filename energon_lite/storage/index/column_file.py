@@ -42,7 +42,7 @@ from energon_lite.storage.files.stored_array import open_arrays
 from energon_lite.storage.index.index_cache import first_writable, index_places
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex, packed_names, unpacked_names
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 #: The measured length of a sample in tokens (0 if it has none).
 LENGTH = "length"

@@ -26,7 +26,7 @@ from energon_lite.storage.index.column_file import (
     write_column_file,
 )
 from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 #: Other names of this column, in filters and weights.
 _LENGTHS = ("tokens", "num_tokens")

@@ -23,7 +23,7 @@ from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, is_jsonl, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
+from energon_lite.storage.tar_scan import ShardScan, scan_shard
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, made_once
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
 

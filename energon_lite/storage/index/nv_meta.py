@@ -28,7 +28,7 @@ from energon_lite.documents.paths import missing_file_fix
 from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import DataIndexError, NotPreparedError, UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.tar_scan import ShardScan
 
 META_FOLDER = ".nv-meta"
 INFO_JSON = ".info.json"

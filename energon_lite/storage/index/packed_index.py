@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays
-from energon_lite.storage.tar.members import Int64
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
+from energon_lite.storage.tar_members import Int64
+from energon_lite.storage.tar_scan import SCAN_RULES, ShardScan
 
 INDEX_FILE = FileKind(
     b"ENRGLIDX",

@@ -20,7 +20,7 @@ from energon_lite.storage.files.byte_ranges import remote_guest
 from energon_lite.storage.files.shard_store import COUNTS, LocalFile, Shard, ShardRange
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, Ragge
 from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.source import SampleFilter
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.ranges import PartRange, ReadAhead, StreamedParts, range_cache
 from energon_lite.storage.read.runs import LARGEST_READ, Ahead, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
-from energon_lite.storage.tar.members import Int64
+from energon_lite.storage.tar_members import Int64
 
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
 Row = tuple[Any, ...]

@@ -11,9 +11,9 @@ import pytest
 
 from energon_lite.cli import output as command_output
 from energon_lite.cli import prepare as prepare_command
+from energon_lite.storage.dataset_scan import ShardScans
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.dataset_scan import ShardScans
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.fork_server import run_program
 from tests.prepare_by_command import FIELDS, document, run, written

@@ -80,7 +80,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import json
     import tarfile
 
-    from energon_lite.storage.prepare.prepare import index_again  # noqa: F401 -- imported before it is watched
+    from energon_lite.storage.prepare import index_again  # noqa: F401 -- imported before it is watched
 
     top = tmp_path_factory.mktemp("house")
     (top / "secret.txt").write_text("secret")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite.documents.paths import MAX_NAMES, _count_names, expand_braces
 from energon_lite.errors import UsageError
-from energon_lite.storage.prepare.choice import divide_by_patterns
+from energon_lite.storage.prepare_choices import divide_by_patterns
 
 PIECES = [
     "{",

@@ -40,7 +40,7 @@ from energon_lite.errors import (
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 from tests.testing import ALONE
 
 

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from energon_lite import ReadAhead, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from tests.testing import alone
 
 

@@ -23,7 +23,7 @@ from energon_lite import (
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from tests.testing import ALONE, TEXT_YAML, alone, examples, output_of, text_dataset
 
 

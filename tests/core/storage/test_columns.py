@@ -14,7 +14,7 @@ from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.index.column_file import ColumnFile, column_folders
 from energon_lite.storage.index.columns import Column, write_column
 from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

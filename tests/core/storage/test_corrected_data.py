@@ -20,7 +20,7 @@ import pytest
 
 from energon_lite import ReadAhead, Reading, get_savable_loader, get_val_dataset
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from tests.fork_server import run_program
 from tests.tables_by_hand import write_mds, write_megatron
 from tests.testing import ALONE, write_tar

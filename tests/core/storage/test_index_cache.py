@@ -12,7 +12,7 @@ import pytest
 from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatError
 from energon_lite.storage.index import index_cache
 from energon_lite.storage.index.index_cache import index_places
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import killed_at_every_step, told_of

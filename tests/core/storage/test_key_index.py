@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.storage.index import key_index
 from energon_lite.storage.index.key_index import KeyIndex, hash_key, hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.tar_scan import ShardScan
 from tests.testing import examples
 
 

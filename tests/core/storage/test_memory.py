@@ -18,7 +18,7 @@ from energon_lite.storage.files.array_file import ALIGN, BLOCK
 from energon_lite.storage.index.column_file import column_path, write_column_file
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 from tests.core.storage.memory_work import LENGTHS, open_huge, read_everything, use_huge
 from tests.private_memory import private_growth
 

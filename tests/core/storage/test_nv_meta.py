@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 
 
 @pytest.fixture

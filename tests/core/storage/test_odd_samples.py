@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon_lite.storage import dataset_scan
+from energon_lite.storage.dataset_scan import odd_sample_notes, usual_parts
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare import dataset_scan
-from energon_lite.storage.prepare.dataset_scan import odd_sample_notes, usual_parts
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 from tests.testing import Parts, write_tar
 
 

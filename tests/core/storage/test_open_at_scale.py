@@ -18,8 +18,8 @@ import pytest
 from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.prepare import prepare_dataset
+from energon_lite.storage.tar_scan import ShardScan
 from tests.core.storage.memory_work import look_up
 from tests.private_memory import private_growth
 from tests.testing import ALONE, in_time

@@ -11,12 +11,12 @@ import pytest
 
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
+from energon_lite.storage.dataset_scan import Shards
 from energon_lite.storage.files.byte_ranges import map_file, open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.prepare.dataset_scan import Shards
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import descriptors, in_time
 

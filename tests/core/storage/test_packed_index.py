@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.tar_scan import ShardScan
 from tests.testing import damaged, examples
 
 Samples = list[tuple[str, list[tuple[int, int, str]]]]

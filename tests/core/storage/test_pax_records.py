@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar import members as module
-from energon_lite.storage.tar.members import SPARSE, pax_records
+from energon_lite.storage import tar_members as module
+from energon_lite.storage.tar_members import SPARSE, pax_records
 
 
 def record(key: str, value: str) -> bytes:

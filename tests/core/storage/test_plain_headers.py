@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.tar import members, tar_headers
-from energon_lite.storage.tar.members import Member, PlainHeaders
-from energon_lite.storage.tar.tar_headers import TarHeaders
+from energon_lite.storage import tar_headers, tar_members
+from energon_lite.storage.tar_headers import TarHeaders
+from energon_lite.storage.tar_members import Member, PlainHeaders
 from tests.testing import calls_here
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -132,8 +132,8 @@ def outcome(path: Path, fast: bool) -> tuple[list[Member] | None, int, list[str]
 @example([Entry(), Entry(changes=((124, b"-0000007777\0"),))], END, 0, 2048, 4096)
 def test_fast_is_slow(tmp_path: Path, written: list[Entry], end: bytes, cut: int, run: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(members, "_RUN", run)
-        patch.setattr(members, "_FIRST_CHUNK", chunk)
+        patch.setattr(tar_members, "_RUN", run)
+        patch.setattr(tar_members, "_FIRST_CHUNK", chunk)
         patch.setattr(tar_headers, "_ONE_BY_ONE", 4)
         data = b"".join(entry.blocks() for entry in written) + end
         for stop in (len(data), len(data) - cut):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import DatasetError
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 SHARDS = 30

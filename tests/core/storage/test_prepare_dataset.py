@@ -18,12 +18,12 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
+from energon_lite.storage.dataset_scan import find_shards
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.dataset_scan import find_shards
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
 

@@ -12,7 +12,7 @@ import pytest
 from energon_lite.extras.energon import index_sqlite as sqlite_index
 from energon_lite.storage.files import atomic_file
 from energon_lite.storage.files.atomic_file import remove_leftovers, temporary_path
-from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_dataset
+from energon_lite.storage.prepare import PrepareOptions, index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import killed_at_every_step
 

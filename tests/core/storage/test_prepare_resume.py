@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
+from energon_lite.storage import dataset_scan
+from energon_lite.storage.dataset_scan import Shards
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare import dataset_scan
-from energon_lite.storage.prepare.dataset_scan import Shards
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
+from energon_lite.storage.tar_scan import ShardScan, scan_shard
 from tests.testing import damaged, examples
 
 Scanned = list[str]
@@ -170,7 +170,7 @@ class TestWhatIsKnown:
         prepare(ten)
         write_result(ten, "b.tar")
         scanned.clear()
-        monkeypatch.setattr("energon_lite.storage.prepare.dataset_scan.SCAN_RULES", 99)
+        monkeypatch.setattr("energon_lite.storage.dataset_scan.SCAN_RULES", 99)
         prepare(ten)
         assert len(scanned) == 3
 

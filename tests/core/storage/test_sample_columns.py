@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar.members import Member, MemberColumns
-from energon_lite.storage.tar.tar_scan import SampleColumns, split_member_name
+from energon_lite.storage.tar_members import Member, MemberColumns
+from energon_lite.storage.tar_scan import SampleColumns, split_member_name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.storage.prepare.choice import (
+from energon_lite.storage.prepare_choices import (
     collapse_names,
     divide_by_patterns,
     divide_by_ratio,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.tar.tar_headers import Member, TarHeaders
+from energon_lite.storage.tar_headers import Member, TarHeaders
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

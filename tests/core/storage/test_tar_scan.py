@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 
 
 def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:

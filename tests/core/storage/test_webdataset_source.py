@@ -19,7 +19,7 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import calls_here

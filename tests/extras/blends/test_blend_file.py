@@ -22,7 +22,7 @@ from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafTable
 from energon_lite.extras.energon import BatchDataset, BlendDataset
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from tests.testing import ALONE, alone
 
 LEAVES = 80

@@ -12,8 +12,8 @@ import pytest
 from energon_lite.errors import DatasetError
 from energon_lite.extras.energon import index_sqlite as sqlite_index
 from energon_lite.extras.energon.index_sqlite import build_sqlite_index, find_duplicate_keys
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.prepare import index_again, prepare_dataset
+from energon_lite.storage.tar_scan import scan_shard
 from tests.testing import killed_at_every_step
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon_lite.extras.energon.join_table import SampleKeys, match_keys
 from energon_lite.storage.index import key_index
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.tar_scan import ShardScan
 
 
 def keys_of(names: list[str], chosen: list[int] | None = None) -> SampleKeys:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.extras.energon import index_sqlite
 from energon_lite.extras.remote import remote_index as making
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

@@ -11,7 +11,7 @@ from energon_lite.errors import ShardFormatError
 from energon_lite.extras.energon import unique_keys
 from energon_lite.extras.energon.unique_keys import make_keys_unique
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar_scan import scan_shard
 from tests.testing import command, write_tar
 
 

@@ -18,7 +18,7 @@ from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
 from energon_lite.extras.formats.convert_samples import as_file
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 from tests.testing import ALONE, examples, invoke
 
 pytest.importorskip("pyarrow")

@@ -18,7 +18,7 @@ from energon_lite.extras.formats import jsonl_index
 from energon_lite.extras.formats.jsonl_index import scan_jsonl
 from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.index.nv_meta import write_shard_index
-from energon_lite.storage.prepare.prepare import prepare_jsonl
+from energon_lite.storage.prepare import prepare_jsonl
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import killed_at_every_step

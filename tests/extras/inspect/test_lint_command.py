@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite.storage.sharded_job import work as helpers
-from energon_lite.storage.tar.tar_headers import TarHeaders
+from energon_lite.storage import sharded_work as helpers
+from energon_lite.storage.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
 from tests.testing import in_time, invoke, write_tar

@@ -31,7 +31,7 @@ from energon_lite import (
 from energon_lite.errors import ConfigError, FatalSampleError, UsageError
 from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
 from tests.testing import ALONE, alone, take, write_tar
 

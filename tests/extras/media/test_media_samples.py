@@ -16,7 +16,7 @@ from energon_lite.extras.media import AVData, AVDecoder, av_decoder
 from energon_lite.hooks import Cooker
 from energon_lite.samples import ChatSample, VidQASample
 from energon_lite.storage import SampleDecoder
-from energon_lite.storage.prepare.prepare import index_again
+from energon_lite.storage.prepare import index_again
 from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import FPS, film, long_film, sound
 from tests.testing import alone, invoke

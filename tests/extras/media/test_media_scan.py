@@ -21,8 +21,8 @@ from energon_lite.extras.media.metadata import (
     serialize_media_metadata,
 )
 from energon_lite.storage.files.shard_store import shared_store
-from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.prepare import prepare_dataset
+from energon_lite.storage.sharded_job import Ranks
 from tests.media_files import film, sound
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)

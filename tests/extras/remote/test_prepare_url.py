@@ -12,7 +12,7 @@ import pytest
 from energon_lite.errors import ShardFormatError, UsageError
 from energon_lite.extras.remote import prepare_url
 from energon_lite.extras.remote.remote_files import list_files
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import invoke

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
 from tests.servers import Ranges, web_server
 

@@ -29,7 +29,7 @@ from energon_lite.extras.remote import file_versions, remote_index, store_tries
 from energon_lite.extras.remote.remote_files import list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import local_meta
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.extras.remote.conftest import Clock

@@ -18,7 +18,7 @@ from energon_lite.errors import ShardChangedError
 from energon_lite.extras.remote import file_versions, range_cache, remote_files
 from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from tests.servers import Ranges, web_server
 from tests.testing import nightly_but
 

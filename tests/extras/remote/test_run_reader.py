@@ -17,7 +17,7 @@ from energon_lite.extras.remote import checked_folder, range_cache, run_reader
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.extras.remote.run_reader import RunReader
 from energon_lite.storage.files.shard_store import ShardStore
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples

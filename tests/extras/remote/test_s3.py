@@ -23,7 +23,7 @@ from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedErr
 from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
 from energon_lite.storage.files.retries import Tries
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import s3_server, server_process

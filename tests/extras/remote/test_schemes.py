@@ -9,7 +9,7 @@ import pytest
 
 import energon_lite as lib
 from energon_lite.extras.remote import remote_files
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
 

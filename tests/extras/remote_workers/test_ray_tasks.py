@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from energon_lite import TaskEncoder
+from energon_lite.storage import sharded_work as job_work
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import work as job_work
-from energon_lite.storage.sharded_job.work import Outcome, Work
+from energon_lite.storage.sharded_work import Outcome, Work
 from tests.servers import ray_cluster
 from tests.testing import invoke, output_of, text_dataset, write_tar
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 
 BLEND = """\
 __module__: megatron.energon

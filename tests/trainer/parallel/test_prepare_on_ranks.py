@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.storage.prepare.prepare import PrepareReport, prepare_dataset
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.prepare import PrepareReport, prepare_dataset
+from energon_lite.storage.sharded_job import Ranks
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 OPTIONS = {"split_ratio": "3,1,1", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}

@@ -20,7 +20,7 @@ import pytest
 from energon_lite import get_loader, get_val_dataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task

@@ -28,7 +28,7 @@ from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.samples import CrudeSample, Sample
-from energon_lite.storage.prepare.prepare import prepare_jsonl
+from energon_lite.storage.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource, data_digest
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder

@@ -15,7 +15,7 @@ from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, META_FOLDER, is_jsonl, read_info
-from energon_lite.storage.tar.tar_scan import split_member_name
+from energon_lite.storage.tar_scan import split_member_name
 
 
 class EnergonDatasetType(Enum):

@@ -68,9 +68,9 @@ class WebdatasetPreparator:
         """
         from energon_lite.extras.energon.unique_keys import make_keys_unique
         from energon_lite.extras.media.media_scan import prepare_media
-        from energon_lite.storage.prepare.choice import Choice
-        from energon_lite.storage.prepare.dataset_scan import DatasetScan, find_shards
-        from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_folder
+        from energon_lite.storage.dataset_scan import DatasetScan, find_shards
+        from energon_lite.storage.prepare import PrepareOptions, index_again, prepare_folder
+        from energon_lite.storage.prepare_choices import Choice
 
         folder = os.path.abspath(os.path.expanduser(os.fspath(parent_path)))
         if fix_duplicates:

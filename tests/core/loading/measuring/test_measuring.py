@@ -26,7 +26,7 @@ from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job.job import Ranks
+from energon_lite.storage.sharded_job import Ranks
 from tests.testing import killed_at_every_step
 
 MAKER = Maker({"by": "test"})

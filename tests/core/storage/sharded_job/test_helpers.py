@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import EnergonLiteError, ShardFormatError, WorkerError
-from energon_lite.storage.prepare.dataset_scan import Shards
-from energon_lite.storage.sharded_job import work as helpers
-from energon_lite.storage.sharded_job.work import Outcome, run_units
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage import sharded_work as helpers
+from energon_lite.storage.dataset_scan import Shards
+from energon_lite.storage.sharded_work import Outcome, run_units
+from energon_lite.storage.tar_scan import ShardScan
 from tests.testing import in_time, until
 
 
@@ -70,7 +70,7 @@ def boot_with(text: str) -> str:
 
 #: A helper that calls ``before(name)`` for each shard that it scans.
 PATCHED = (
-    "import energon_lite.storage.prepare.dataset_scan as s, os, time; scan = s.scan_shard; "
+    "import energon_lite.storage.dataset_scan as s, os, time; scan = s.scan_shard; "
     "s.scan_shard = lambda r, n: (before(n), scan(r, n))[1]"
 )
 
@@ -98,8 +98,8 @@ def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
 
 SCRIPT = """
 import sys
-from energon_lite.storage.prepare.dataset_scan import Shards
-from energon_lite.storage.sharded_job import work as helpers
+from energon_lite.storage.dataset_scan import Shards
+from energon_lite.storage import sharded_work as helpers
 helpers._WORK_HERE = False
 folder = sys.argv[1]
 names = [f"{i:02d}.tar" for i in range(12)]

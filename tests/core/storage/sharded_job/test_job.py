@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from energon_lite.entry_points import UnitRunner
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job import job as sharded_job
-from energon_lite.storage.sharded_job import work as helpers
-from energon_lite.storage.sharded_job.job import Ranks, Runner, ShardedJob
-from energon_lite.storage.sharded_job.work import Outcome
+from energon_lite.storage import sharded_job
+from energon_lite.storage import sharded_work as helpers
+from energon_lite.storage.sharded_job import Ranks, Runner, ShardedJob
+from energon_lite.storage.sharded_work import Outcome
 from tests.number_units import Squares, done, write_inputs
 from tests.testing import in_time, killed_at_every_step
 

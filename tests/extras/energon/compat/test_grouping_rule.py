@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
 
-from energon_lite.storage.tar.tar_scan import split_member_name
+from energon_lite.storage.tar_scan import split_member_name
 
 names = st.lists(st.sampled_from(["a", "b", ".", "/", "_", "__", "é", " "]), min_size=1, max_size=10).map("".join)
 

@@ -17,7 +17,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.extras.inspect.lint_checks import examine_shard
 from energon_lite.extras.inspect.lint_command import lint, spans_of
 from energon_lite.extras.inspect.lint_work import Span, Target
-from energon_lite.storage.prepare.prepare import PrepareOptions, index_again
+from energon_lite.storage.prepare import PrepareOptions, index_again
 from tests.conftest import write_dataset
 from tests.testing import damaged, examples
 

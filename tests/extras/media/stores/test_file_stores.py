@@ -18,7 +18,7 @@ from energon_lite.errors import DatasetError, MissingEntryError, NotPreparedErro
 from energon_lite.extras.media import ByteRangeStore, JsonlFileStore, SystemFileStore, WebdatasetFileStore
 from energon_lite.extras.media.metadata import AVMetadata, ImageMetadata
 from energon_lite.storage import SampleDecoder
-from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.stores import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
 
 METADATA = "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT, metadata_json TEXT)"

@@ -13,7 +13,7 @@ import pytest
 
 from energon_lite.errors import MissingEntryError
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore, webdataset_store
-from energon_lite.storage.prepare.prepare import prepare_dataset, prepare_jsonl
+from energon_lite.storage.prepare import prepare_dataset, prepare_jsonl
 
 
 @pytest.fixture(autouse=True)

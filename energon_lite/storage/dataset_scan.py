@@ -28,9 +28,9 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
-from energon_lite.storage.sharded_job.job import Progress, Ranks, ShardedJob, Tick
-from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, check_is_file, scan_shard
+from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob, Tick
+from energon_lite.storage.sharded_work import Arrays, Table, Work
+from energon_lite.storage.tar_scan import SCAN_RULES, ShardScan, check_is_file, scan_shard
 
 _log = logging.getLogger(__name__)
 

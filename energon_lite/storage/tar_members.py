@@ -6,7 +6,7 @@ gives the place of the next header), in a third of a microsecond; checksums, num
 are then checked and parsed at once. Pax headers without relevant records, such as the fractions of seconds that
 ``webdataset.TarWriter`` writes, are skipped.
 
-A member that is not plain, or is damaged, ends a run. :class:`~energon_lite.storage.tar.tar_headers.TarHeaders`
+A member that is not plain, or is damaged, ends a run. :class:`~energon_lite.storage.tar_headers.TarHeaders`
 continues there: it supports all other members and reports damage.
 """
 

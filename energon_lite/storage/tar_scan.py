@@ -19,8 +19,8 @@ from energon_lite.errors import DatasetError, MissingShardError, ShardChangedErr
 from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.tar.members import Bytes2D, Int64, MemberColumns
-from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar_members import Bytes2D, Int64, MemberColumns
 
 #: Version of the rules by which samples are found; increased when the same file would give another scan than before.
 SCAN_RULES = 2
@@ -195,7 +195,7 @@ class SampleColumns:
         return [numbers.setdefault(text[start:stop], len(numbers)) for start, stop in places]
 
     def fields(self) -> dict[str, Any]:
-        """The samples as fields of :class:`~energon_lite.storage.tar.tar_scan.ShardScan`."""
+        """The samples as fields of :class:`~energon_lite.storage.tar_scan.ShardScan`."""
         headers, first_part, key_lengths, parts = map(np.concatenate, zip(*self._runs, strict=True))
         return {
             "headers": headers,

@@ -23,20 +23,7 @@ from typing import Any
 from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import absolute_path, is_url
 from energon_lite.errors import UsageError, counted
-from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
-from energon_lite.storage.files.byte_ranges import remote_guest
-from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.index_cache import check_count, open_index
-from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.choice import (
-    Choice,
-    collapse_names,
-    divide,
-    parse_pattern,
-    sample_document,
-    split_notes,
-)
-from energon_lite.storage.prepare.dataset_scan import (
+from energon_lite.storage.dataset_scan import (
     DatasetScan,
     ShardScans,
     count_parts,
@@ -45,7 +32,20 @@ from energon_lite.storage.prepare.dataset_scan import (
     odd_sample_notes,
     remove_scans,
 )
-from energon_lite.storage.sharded_job.job import Progress, Ranks
+from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
+from energon_lite.storage.files.byte_ranges import remote_guest
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.index_cache import check_count, open_index
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare_choices import (
+    Choice,
+    collapse_names,
+    divide,
+    parse_pattern,
+    sample_document,
+    split_notes,
+)
+from energon_lite.storage.sharded_job import Progress, Ranks
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError, counted
 from energon_lite.samples import SAMPLE_TYPES, Sample
 from energon_lite.samples.sample import is_required, own_fields
+from energon_lite.storage.dataset_scan import DatasetScan
 from energon_lite.storage.index.nv_meta import DATASET_YAML
-from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.tar.members import (
+from energon_lite.storage.tar_members import (
     SPARSE,
     Member,
     MemberColumns,

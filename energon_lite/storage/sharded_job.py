@@ -1,5 +1,11 @@
-"""A job over many units: the ranks that share it, this rank's share, known results, and, on rank 0, the results of all
-ranks."""
+"""Jobs that consist of units of work, shared by ranks and processes, and resumed after a kill.
+
+    units --ranks--> this rank's share --helper processes--> a result file for each --> rank 0 has all results
+
+``prepare``, ``measure`` and ``tokenize`` are such jobs. Each defines its units, the work on a unit
+(:class:`~energon_lite.storage.sharded_work.Work`), and the use of the results. Ranks and processes share nothing
+but the folder of the result files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from typing import Generic, TypeVar
 
 from energon_lite.entry_points import load, unit_runners
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, listed
-from energon_lite.storage.sharded_job.work import Outcome, R, Table, U, Work, run_units
+from energon_lite.storage.sharded_work import Outcome, R, Table, U, Work, run_units
 from energon_lite.topology import cores_per_rank, launched_place
 
 T = TypeVar("T")
@@ -143,7 +149,7 @@ class ShardedJob(Generic[U, R]):
         ranks: the ranks that share the work; None: this process alone.
         workers: processes of this rank; None: one per core.
         alone: seconds of work up to which no helpers are started.
-        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.work.run_units`. It can be
+        run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_work.run_units`. It can be
             pickled if ``ranks.elsewhere`` is given.
         known: units whose results the caller has from elsewhere.
         again: returns True for a result that should be computed again.

@@ -42,7 +42,7 @@ Outcome = Table | EnergonLiteError
 #: False: leave all units to helpers, for tests.
 _WORK_HERE = True
 #: Program of a helper.
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_job.work import serve; serve()"
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_work import serve; serve()"
 
 _RESULT_FILE = FileKind(b"ENRGLRES", 2, "result of a unit of work", "remove the file, and run again")
 

@@ -1,1 +1,0 @@
-"""Tar files: the samples of a shard, and the places of their parts."""
