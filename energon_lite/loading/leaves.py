@@ -28,9 +28,8 @@ from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Ren
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import FieldMap, compile_columns, compile_field_map
+from energon_lite.storage.samples.field_map import FieldMap, Loader, SampleLoader, compile_columns, compile_field_map
 from energon_lite.storage.samples.image_size import read_image_size
-from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.trust import load_function
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import SampleFilter
-from energon_lite.storage.samples.sample_loader import Loader
+from energon_lite.storage.samples.field_map import Loader
 from energon_lite.storage.stores import DecodeFileStore, FileStore
 
 

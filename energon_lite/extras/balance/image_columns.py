@@ -22,8 +22,8 @@ from energon_lite.loading.measuring.runner import Values
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.content import guess_extension, media_kind
 from energon_lite.storage.samples.image_decoding import read_image_header
+from energon_lite.storage.samples.part_decoder import guess_extension, media_kind
 
 #: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024

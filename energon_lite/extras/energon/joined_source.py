@@ -28,7 +28,7 @@ from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.runs import Ahead
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import SampleLoader
 
 
 class JoinedSource:
@@ -216,7 +216,7 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
 
 @dataclass(frozen=True)
 class JoinedLoader:
-    """Maker of joined samples; a :class:`~energon_lite.storage.samples.sample_loader.Loader`.
+    """Maker of joined samples; a :class:`~energon_lite.storage.samples.field_map.Loader`.
 
     Args:
         members: the loader of each data set.

@@ -20,8 +20,8 @@ from energon_lite.storage.read.opened_source import OpenedSource, SingleSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.content import guess_extension
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.part_decoder import guess_extension
 
 #: A key, and the parts by name: bytes of files, or values.
 Sample = tuple[str, dict[str, Any]]

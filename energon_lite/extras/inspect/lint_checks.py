@@ -35,8 +35,8 @@ from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.field_map import SampleLoader
 from energon_lite.storage.samples.part_decoder import MediaFile
-from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.tar_headers import BLOCK, TarHeaders, is_header
 from energon_lite.storage.tar_members import Member, MemberColumns
 from energon_lite.storage.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file

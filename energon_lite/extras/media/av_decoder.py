@@ -14,8 +14,7 @@ from energon_lite.extras.media import DECODERS
 from energon_lite.extras.media.clips import AudioReader, VideoReader, frame_ticks
 from energon_lite.extras.media.container import INSTALL, AVData, has_pyav, missing_bytes, open_container, opened
 from energon_lite.extras.media.metadata import AVMetadata, add_audio, add_video
-from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
-from energon_lite.storage.samples.part_decoder import DecoderSettings
+from energon_lite.storage.samples.part_decoder import HEAD_BYTES, DecoderSettings, guess_extension
 
 if TYPE_CHECKING:
     import av.container

@@ -41,8 +41,8 @@ from energon_lite.storage.index.nv_meta import (
 )
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.ranges import PartRange, RangeStream, open_stream
-from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
 from energon_lite.storage.samples.image_decoding import read_image_header
+from energon_lite.storage.samples.part_decoder import HEAD_BYTES, guess_extension, media_kind
 from energon_lite.storage.sharded_job import Progress, Ranks, ShardedJob
 from energon_lite.storage.sharded_work import Arrays, Table, Work
 

@@ -37,7 +37,7 @@ from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample,
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
 from energon_lite.order.orders import Order
 from energon_lite.storage.files.shard_store import COUNTS
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import SampleLoader
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 samples.
 
 Both ways give the same values. Any irregularity (a part that cannot be decoded, parts that differ from sample to
-sample) gives None, or is left to :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`, which reports the
+sample) gives None, or is left to :class:`~energon_lite.storage.samples.field_map.SampleLoader`, which reports the
 sample and the error.
 """
 

@@ -23,8 +23,7 @@ from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import Reader
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import Access
-from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
+from energon_lite.storage.samples.field_map import Access, Loader, SampleLoader
 from energon_lite.storage.stores import FileStore
 
 #: Tag that separates the hashes of this purpose from those of others.

@@ -41,8 +41,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import Access
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import Access, SampleLoader
 from energon_lite.storage.sharded_job import Progress, Ranks
 
 #: Stands for all parts in place of a part's name.

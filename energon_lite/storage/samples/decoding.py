@@ -42,7 +42,6 @@ from energon_lite.entry_points import Decoder, decoders
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
 from energon_lite.storage.files.retries import SHORTAGES, out_of
 from energon_lite.storage.read.ranges import PartRange, StreamedParts
-from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.image_decoding import (
     FORMATS,
     IMAGE_EXTENSIONS,
@@ -52,11 +51,13 @@ from energon_lite.storage.samples.image_decoding import (
 )
 from energon_lite.storage.samples.image_size import ImageTarget
 from energon_lite.storage.samples.part_decoder import (
+    HEAD_BYTES,
     Decode,
     DecoderSettings,
     PartDecoder,
     decoder_entry,
     decoder_for,
+    guess_extension,
     made_decoder,
     refuse,
 )

@@ -1,4 +1,5 @@
-"""``field_map``: the part, or the value inside a part, that fills each field of a sample.
+"""``field_map``: the part, or the value inside a part, that fills each field of a sample; and the loader that decodes
+the parts and makes the object.
 
 The notation is Energon's: ``json[text][0]`` is an access into a decoded part, ``jpg,png`` means the first of the
 alternatives that the sample has.
@@ -6,14 +7,21 @@ alternatives that the sample has.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
-from energon_lite.errors import ConfigError, FieldAccessError, did_you_mean, listed
-from energon_lite.storage.read.opened_source import Renaming
+from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError, did_you_mean, listed
+from energon_lite.samples import CrudeSample, Sample
+from energon_lite.storage.index.nv_meta import folder_of_shards
+from energon_lite.storage.read.opened_source import AnySource, Renaming
+from energon_lite.storage.read.ranges import PartRange
+from energon_lite.storage.read.sample_reader import Reader, SampleReader
+from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
+from energon_lite.storage.samples.decoding import SampleDecoder
 
 _OPTION = re.compile(r"([^\[\],]+)((?:\[[^\[\],]+\])*)")
 _STEP = re.compile(r"\[([^\[\]]+)\]")
@@ -198,3 +206,94 @@ def _made(access: Access, is_text: bool, value: Any) -> Any:
     if access.steps:
         value = access.follow({access.part: value})
     return value.encode() if is_text and isinstance(value, str) else value
+
+
+class Loader(Protocol):
+    """Maker of the samples of a leaf; see :class:`SampleLoader`."""
+
+    @property
+    def sample_type(self) -> type[Sample] | None: ...
+
+    @property
+    def parts(self) -> frozenset[str] | None: ...
+
+    @property
+    def subflavors(self) -> Mapping[str, Any]: ...
+
+    def reader(self, source: AnySource) -> Reader:
+        """Return the reader of the parts that this loader makes samples of."""
+
+    def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
+        """Make one sample of its parts."""
+
+
+@dataclass(frozen=True)
+class SampleLoader:
+    """Maker of samples from the parts that a source reads.
+
+    Args:
+        sample_type: class of the samples; None makes :class:`CrudeSample` of all parts.
+        field_map: the part for each field; required with ``sample_type`` unless ``sample_loader`` is given.
+        part_filter: the parts of a crude sample, or those that ``sample_loader`` needs; None for all.
+        subflavors: each sample gets its own copy.
+        decoder: None leaves the parts as bytes.
+        sample_loader: the user's own function from a crude sample to fields, used instead of ``field_map``.
+
+    Example:
+        >>> loader = SampleLoader(CaptioningSample, compile_field_map({"image": "png", "caption": "txt"}))
+        >>> sample = loader.load(SampleReader(source, loader.parts).sample(0), ("sample", 0))
+    """
+
+    sample_type: type[Sample] | None = None
+    field_map: FieldMap | None = None
+    part_filter: frozenset[str] | None = None
+    subflavors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    decoder: SampleDecoder | None = dataclasses.field(default_factory=SampleDecoder)
+    sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def parts(self) -> frozenset[str] | None:
+        """Names of the parts to read; None for all."""
+        return self.part_filter if self.field_map is None else self.field_map.parts
+
+    def reader(self, source: AnySource) -> SampleReader:
+        """Return the reader of the parts that samples are made of."""
+        assert isinstance(source, WebdatasetSource)
+        streamed = None if self.decoder is None else self.decoder.streamed(source.part_names)
+        return SampleReader(source, self.parts, streamed)
+
+    def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
+        """Make one sample.
+
+        Args:
+            raw: the sample as the source read it.
+            restore_key: becomes ``__restore_key__``.
+
+        Raises:
+            DecodeError, FieldAccessError: with part, key and shard.
+        """
+        try:
+            decode = None if self.decoder is None else self.decoder.decode
+            decoded: dict[str, Any] = {
+                name: decode(name, data) if decode is not None and isinstance(data, (bytes, PartRange)) else data
+                for name, data in raw.parts.items()
+            }
+            base: dict[str, Any] = {
+                "__key__": raw.key,
+                "__restore_key__": restore_key,
+                "__subflavors__": dict(self.subflavors),
+                "__sources__": (raw.source,),
+            }
+            if self.field_map is not None and self.sample_type is not None:
+                return self.sample_type(**self.field_map.apply(decoded), **base)
+        except (DecodeError, FieldAccessError) as error:
+            place = f"sample {raw.key!r} in {folder_of_shards(raw.source.dataset_path)}/{raw.source.shard_name}"
+            raise type(error)(error.what, where=place, fix=error.fix) from error.__cause__
+        crude = CrudeSample(decoded, __shard__=raw.source.shard_name, **base)
+        if self.sample_type is None:
+            return crude
+        if self.sample_loader is None:
+            raise SampleError(f"{self.sample_type.__name__} needs a field_map or a sample_loader", where=raw.key)
+        # The user's function may rename a sample, but not change its origin.
+        own_key = {"__key__": base.pop("__key__")}
+        return self.sample_type(**(own_key | self.sample_loader(crude) | base))

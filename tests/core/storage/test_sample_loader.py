@@ -7,8 +7,7 @@ import pytest
 from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, ImageClassificationSample, ImageSample, SourceInfo, TextSample
 from energon_lite.storage.read.webdataset import RawSample
-from energon_lite.storage.samples.field_map import compile_field_map
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import SampleLoader, compile_field_map
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="s/0.tar", file_names=("k.txt", "k.json"))
 

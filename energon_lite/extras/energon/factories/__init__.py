@@ -32,7 +32,7 @@ from energon_lite.storage.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource, data_digest
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import SampleLoader
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 

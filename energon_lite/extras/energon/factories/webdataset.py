@@ -19,8 +19,7 @@ from energon_lite.extras.energon.factories.kinds import iter_tar_contents
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import compile_field_map
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.field_map import SampleLoader, compile_field_map
 from energon_lite.trust import load_function
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from energon_lite.storage.read.ranges import PartRange
-from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
-from energon_lite.storage.samples.part_decoder import MediaFile
+from energon_lite.storage.samples.part_decoder import HEAD_BYTES, MediaFile, guess_extension
 
 #: Content types that browsers show, by the extension that :func:`guess_extension` returns for the bytes.
 BROWSER_TYPES = {

@@ -18,7 +18,7 @@ import energon_lite.extras.media
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.storage import SampleDecoder
-from energon_lite.storage.samples.content import guess_extension
+from energon_lite.storage.samples.part_decoder import guess_extension
 from tests.media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 from tests.testing import output_of, write_tar
 
