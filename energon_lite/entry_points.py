@@ -86,7 +86,7 @@ class Columns(NamedTuple):
 
     Args:
         target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
-            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.parts.RequestedColumns`.
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.part_columns.RequestedColumns`.
         names: names of the columns, none of which ``--column`` can store at the same time.
         options: by name, one word: ``{"images": ...}`` is ``--images``.
     """

@@ -35,7 +35,7 @@ from energon_lite.batching.collate import Padding, batch_from_samples, empty_lik
 from energon_lite.errors import UsageError, WrongHookError
 from energon_lite.hooks.context import HookGenerator, current_context
 from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
-from energon_lite.hooks.marks import stateless
+from energon_lite.hooks.global_generators import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores import CachePool, FileStore
 from energon_lite.tensors import fields_of

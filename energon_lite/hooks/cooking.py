@@ -10,7 +10,7 @@ from types import GenericAlias
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 from energon_lite.errors import UsageError
-from energon_lite.hooks.marks import stateless
+from energon_lite.hooks.global_generators import stateless
 from energon_lite.samples import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 from energon_lite.storage.stores import PrimaryFileStore
 

@@ -3,6 +3,8 @@
 They belong to the whole process. So a hook that uses them holds a lock, and such hooks in other threads wait for it.
 Their states are saved at the first use in a scope, and restored at its end: a scope around many hooks does this once
 for all of them.
+
+The mark :func:`stateless` on a hook says whether they are seeded for it, and how many failures of it are tolerated.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import random
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
+
+from energon_lite.errors import UsageError
 
 T = TypeVar("T")
 
@@ -249,3 +253,77 @@ def _restore(states: _States) -> None:
     if states.half:
         np.random.set_state(np.random.get_state(legacy=False) | states.half)
     torch.default_generator.set_state(states.torch)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def stateless(fn: F) -> F: ...
+
+
+@overload
+def stateless(
+    *,
+    restore_seeds: bool | None = None,
+    failure_tolerance: int | None = None,
+    restore_task_encoder_seeds: bool = False,
+) -> Callable[[F], F]: ...
+
+
+def stateless(
+    fn: F | None = None,
+    *,
+    restore_seeds: bool | None = None,
+    failure_tolerance: int | None = None,
+    restore_task_encoder_seeds: bool = False,
+) -> Any:
+    """Mark a hook as a pure function of its arguments and its randomness. Hooks without the mark are treated as such.
+
+    Args:
+        restore_seeds: the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) are seeded for this
+            sample or batch before the hook runs, and restored to the caller's state afterwards. False: the hook does
+            not use them. None: they are seeded if the hook draws from them; a hook that only reads or restores a state
+            (``torch.initial_seed()``, ``torch.random.fork_rng()``) needs True.
+        failure_tolerance: number of consecutive failures of this hook that ends the iteration; they then do not count
+            for the encoder's ``failure_tolerance``. 0: no limit; None: only that of the encoder.
+        restore_task_encoder_seeds: Energon 8's name for a hook that draws from ``self.rng``, which is always seeded
+            here; the global generators are then left alone.
+
+    Raises:
+        UsageError: the tolerance is negative.
+
+    Example:
+        >>> class Encoder(TaskEncoder):
+        ...     @stateless(restore_seeds=False, failure_tolerance=10)
+        ...     def encode_sample(self, sample):
+        ...         return tokenize(sample.text)
+    """
+    if failure_tolerance is not None and failure_tolerance < 0:
+        raise UsageError(f"failure_tolerance is {failure_tolerance}", fix="give at least 1, or 0 for no limit")
+
+    seeds = False if restore_seeds is None and restore_task_encoder_seeds else restore_seeds
+
+    def mark(hook: Any) -> Any:
+        hook.__stateless__ = True
+        if fn is None:  # otherwise, marks of another decorator are kept
+            hook.__restore_seeds__ = seeds
+            hook.__failure_tolerance__ = failure_tolerance
+        return hook
+
+    return mark if fn is None else mark(fn)
+
+
+def restores_seeds(fn: Callable[..., Any]) -> bool:
+    """True if the global generators are seeded for a hook, at least if it draws from them."""
+    return getattr(fn, "__restore_seeds__", None) is not False
+
+
+def asks_for_seeds(fn: Callable[..., Any]) -> bool:
+    """True if the global generators are seeded for a hook whether it draws from them or not."""
+    return getattr(fn, "__restore_seeds__", None) is True
+
+
+def failure_tolerance_of(fn: Callable[..., Any]) -> int | None:
+    """Failure tolerance of a hook itself; None: it has none."""
+    return getattr(fn, "__failure_tolerance__", None)

@@ -18,7 +18,7 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
 from energon_lite.extras.balance import COLUMNS
-from energon_lite.loading.measuring.runner import Values
+from energon_lite.loading.measuring_runner import Values
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -286,7 +286,7 @@ class ImageHeaders:
             )
 
     def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
-        """See :class:`~energon_lite.loading.measuring.runner.ColumnReader`."""
+        """See :class:`~energon_lite.loading.measuring_runner.ColumnReader`."""
         sizes = self.sizes(first, stop, broken)
         values.columns["images"] = sizes.counts
         values.columns["image_sizes"] = sizes

@@ -19,8 +19,8 @@ import torch
 from energon_lite.errors import UsageError
 from energon_lite.extras.device.pinned import SEGMENTS, Arrival, CopyEngine, CudaEngine, PinnedSegments
 from energon_lite.hooks import HookContext, LendingScope, is_overridden
+from energon_lite.hooks.global_generators import restores_seeds
 from energon_lite.hooks.hooks import hook_of
-from energon_lite.hooks.marks import restores_seeds
 from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.hook_errors import check_result, note_where

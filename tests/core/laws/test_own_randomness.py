@@ -27,7 +27,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.hooks.marks import failure_tolerance_of, restores_seeds
+from energon_lite.hooks.global_generators import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, examples
 

@@ -20,10 +20,10 @@ from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
 from energon_lite.extras.balance.image_columns import ImageColumns, ImagePatches
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
-from energon_lite.loading.measuring.parts import measure_parts
-from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner, columns_of
+from energon_lite.loading.measured_columns import Maker, MeasureReport
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_runner import MeasuringRunner, columns_of
+from energon_lite.loading.part_columns import measure_parts
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import examples, killed_at_every_step
@@ -225,7 +225,7 @@ ROW = st.lists(st.integers(0, 9), max_size=4)
 @given(st.lists(ROW, min_size=1, max_size=12), st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_values_that_are_cut_and_put_in_place_are_the_same(rows: list[list[int]], data: st.DataObject) -> None:
-    from energon_lite.loading.measuring.runner import Values
+    from energon_lite.loading.measuring_runner import Values
 
     def made(some: list[list[int]]) -> Values:
         columns = columns_of([{"n": sum(row), "m": row} for row in some], "here")

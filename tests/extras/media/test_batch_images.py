@@ -19,7 +19,7 @@ from PIL import Image
 from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.extras.media import BatchImageDecoder, EncodedImages, batch_images
-from energon_lite.hooks.fingerprint import attributes
+from energon_lite.hooks.hooks import attributes
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.storage import ImageSize, RandomCrop, SampleDecoder, decode_to_size
 from energon_lite.tensors import map_tensors

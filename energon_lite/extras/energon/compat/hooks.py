@@ -19,7 +19,7 @@ from energon_lite.errors import FatalSampleError, SkipSample, field_of
 from energon_lite.hooks import DefaultTaskEncoder as _DefaultTaskEncoder
 from energon_lite.hooks import TaskEncoder as _TaskEncoder
 from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
-from energon_lite.hooks.marks import failure_tolerance_of
+from energon_lite.hooks.global_generators import failure_tolerance_of
 from energon_lite.loading.makers.hook_errors import FATAL
 from energon_lite.samples import Sample, SourceInfo
 

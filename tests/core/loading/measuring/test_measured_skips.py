@@ -25,9 +25,9 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.measured_columns import Maker
-from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner
+from energon_lite.loading.measured_columns import Maker
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_runner import MeasuringRunner
 from energon_lite.storage.index.columns import write_column
 
 

@@ -16,12 +16,12 @@ import pytest
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
+from energon_lite.loading import measuring
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring import run as measuring_run
-from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
-from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner
+from energon_lite.loading.measured_columns import Maker, MeasureReport
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_runner import MeasuringRunner
 from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -277,7 +277,7 @@ class TestTrouble:
 @pytest.mark.nightly
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
-    monkeypatch.setattr(measuring_run, "CHUNK", 16)
+    monkeypatch.setattr(measuring, "CHUNK", 16)
     run(data)
     expected = columns(data)
     folder = data / ".nv-meta/energon_lite.columns"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.measuring.parts import measure_parts
+from energon_lite.loading.part_columns import measure_parts
 from energon_lite.storage.files.shard_store import Range, ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

@@ -31,9 +31,9 @@ from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
-from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
-from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import ColumnReader, Costs, MeasuringRunner, Values
+from energon_lite.loading.measured_columns import Maker, MeasuredColumns, MeasureReport
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_runner import ColumnReader, Costs, MeasuringRunner, Values
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import LENGTH, Ragged, check_column_name
 from energon_lite.storage.index.columns import CHECKSUMS, FAILED, SKIP
@@ -84,7 +84,7 @@ def measure_parts(
         name: prefix of the columns' names, before a dot.
         by: name of the command that stores them.
         command: command line that stores them again.
-        ranks, workers, again, progress: see :func:`~energon_lite.loading.measuring.run.measure`.
+        ranks, workers, again, progress: see :func:`~energon_lite.loading.measuring.measure`.
 
     Raises:
         UsageError: no sample has such a part, or the name of a column is not allowed.

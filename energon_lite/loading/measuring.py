@@ -23,8 +23,8 @@ from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
-from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
-from energon_lite.loading.measuring.runner import MeasuringRunner, Shapes, Values, joined_shapes
+from energon_lite.loading.measured_columns import Maker, MeasuredColumns, MeasureReport
+from energon_lite.loading.measuring_runner import MeasuringRunner, Shapes, Values, joined_shapes
 from energon_lite.storage.index.column_file import LENGTH, Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED
 from energon_lite.storage.index.packed_index import PackedIndex

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.loading.measuring.runner import Shapes, Values
+from energon_lite.loading.measuring_runner import Shapes, Values
 from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
     LENGTH,
