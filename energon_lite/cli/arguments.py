@@ -22,7 +22,7 @@ from energon_lite.storage.sharded_job import Ranks
 if TYPE_CHECKING:
     from energon_lite.config.leaf_spec import LeafSpec
     from energon_lite.hooks import TaskEncoder
-    from energon_lite.loading.measuring.parts import RequestedColumns
+    from energon_lite.loading.part_columns import RequestedColumns
     from energon_lite.storage.read.opened_source import AnySource
 
 T = TypeVar("T", bound=Callable[..., object])

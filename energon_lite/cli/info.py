@@ -14,10 +14,9 @@ import click
 
 from energon_lite.cli.arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.output import aligned, byte_size
-from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.dataset import load_dataset_config, load_split_config
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import absolute_path, is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts, weight_guest

@@ -23,17 +23,17 @@ from energon_lite.cli.arguments import (
     part_options,
 )
 from energon_lite.cli.output import measuring, show_report, show_share
+from energon_lite.config.dataset import load_split_config
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import code_hash
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
-from energon_lite.loading.measuring.parts import measure_parts, part_columns, part_settings
-from energon_lite.loading.measuring.run import measure
-from energon_lite.loading.measuring.runner import MeasuringRunner
+from energon_lite.loading.measured_columns import Maker, MeasureReport
+from energon_lite.loading.measuring import measure
+from energon_lite.loading.measuring_runner import MeasuringRunner
+from energon_lite.loading.part_columns import measure_parts, part_columns, part_settings
 from energon_lite.storage.index.column_file import check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.nv_meta import is_jsonl, meta_path

@@ -21,7 +21,7 @@ from energon_lite.storage.prepare_choices import SAMPLE_LOADER
 from energon_lite.storage.sharded_job import Progress, Ranks
 
 if TYPE_CHECKING:
-    from energon_lite.loading.measuring.measured_columns import MeasureReport  # imports torch
+    from energon_lite.loading.measured_columns import MeasureReport  # imports torch
     from energon_lite.storage.dataset_scan import DatasetScan
     from energon_lite.storage.prepare import PrepareReport
 

@@ -374,7 +374,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     parts = asked_parts(asked)
     if asked["length_field"] is None and not parts:
         return
-    from energon_lite.loading.measuring.parts import measure_parts  # imports torch
+    from energon_lite.loading.part_columns import measure_parts  # imports torch
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     again = shlex.join(["energon-lite", "prepare", root, *only, *given_words(_COLUMNS)])

@@ -1,4 +1,4 @@
-"""Resolution of the class names in Energon's documents.
+"""Resolution of the class names in Energon's documents, and of names of scripts.
 
 Energon imports whatever ``__module__`` and ``__class__`` name. Reading a document must not run code, so names are
 looked up in a table instead: those of ``megatron.energon`` (with any submodule), of ``energon_lite``, and bare ones.
@@ -8,11 +8,14 @@ A sample type of another module is imported only with ``trust_code=True``.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Collection
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from energon_lite.documents import Node
+from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import TrustError
 from energon_lite.samples import SAMPLE_TYPES, Sample
 
@@ -206,3 +209,23 @@ def metadataset_class(entries: dict[str, Node]) -> str | None:
     fix = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
     check_class(named, "a metadataset class", METADATASETS, fix)
     return "MetadatasetV2" if named.name == "Recipe" else named.name
+
+
+def script_name(node: Node, trust_code: bool) -> str:
+    """Check a reference ``file.py:function`` to code in the document's folder."""
+    text, name = node.string("file.py:function"), node.path
+    if not trust_code:
+        expected, fix = "a field_map", "if you trust the document and the code, pass trust_code=True"
+        if name == "part_filter":
+            expected, fix = "a list of part names", f"{fix}; or write the parts as a list: [jpg, json]"
+        what = f"{name!r} names Python code, which would have to be run"
+        raise node.error(what, fix, expected=expected, kind=TrustError)
+    script = Path(node.file).parent / (text.rpartition(":")[0] or text)
+    if not script.is_file():
+        raise node.error(
+            f"the code that {name!r} names is not there",
+            missing_file_fix(str(script), "correct the name, or put the file there"),
+            expected="a Python file, relative to the folder of this document",
+            found=f"no such file: {os.path.abspath(script)}",
+        )
+    return text

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
+from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits, load_split_config
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.documents import located
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed

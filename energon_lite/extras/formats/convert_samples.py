@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.config.split import load_split_config
+from energon_lite.config.dataset import load_split_config
 from energon_lite.documents.paths import absolute_path
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.index_cache import local_meta

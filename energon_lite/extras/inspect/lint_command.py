@@ -16,9 +16,9 @@ import click
 import numpy as np
 
 from energon_lite.cli import job_options, json_object, make_task_encoder, progress, show_share
+from energon_lite.config.dataset import SplitConfig, load_split_config
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
 from energon_lite.extras.inspect.lint_work import Findings, LintWork, Problem, Span, Target

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.dataset import load_dataset_config, load_split_config
 from energon_lite.config.metadataset import load_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError
 from tests.testing import nightly_but
@@ -114,7 +113,7 @@ def test_braces_that_stand_for_too_much(write: Write, pattern: str, key: str) ->
 
 
 def test_many_patterns_stand_for_too_much_together(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.config.split.MAX_NAMES", 1000)
+    monkeypatch.setattr("energon_lite.config.dataset.MAX_NAMES", 1000)
     document = {"split_parts": {"train": [f"{n}-{{0..99}}.tar" for n in range(10)]}}
     assert len(load_split_config(write(json.dumps(document), "split.yaml")).shards("train")) == 1000
     document["split_parts"]["val"] = ["one"]

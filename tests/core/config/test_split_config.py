@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.config.split import SplitConfig, load_split_config, split_exclusion
+from energon_lite.config.dataset import SplitConfig, load_split_config, split_exclusion
 from energon_lite.errors import ConfigError
 from tests.testing import told_of
 

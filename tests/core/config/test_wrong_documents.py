@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.dataset import load_dataset_config, load_split_config
 from energon_lite.config.metadataset import load_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.errors import ConfigError, TrustError
 
 #: Readers of the documents of each file.

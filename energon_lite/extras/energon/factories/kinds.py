@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from energon_lite.config.dataset import load_split_config
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.config.split import load_split_config
 from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.index.index_cache import local_meta
