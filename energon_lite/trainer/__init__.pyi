@@ -12,7 +12,6 @@ from .data.rows import RowsTaskEncoder as RowsTaskEncoder
 from .data.task_encoder import MultimodalTaskEncoder as MultimodalTaskEncoder
 from .data.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
 from .data.task_encoder import resize_image as resize_image
-from .models.batch import MultimodalBatch as MultimodalBatch
 from .models.config import PRESETS as PRESETS
 from .models.config import ModelConfig as ModelConfig
 from .models.config import RopeScaling as RopeScaling
@@ -22,6 +21,7 @@ from .models.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel
 from .models.interface import Loss as Loss
 from .models.interface import LossSums as LossSums
 from .models.interface import MakeModel as MakeModel
+from .models.interface import MultimodalBatch as MultimodalBatch
 from .models.interface import TrainingBatch as TrainingBatch
 from .models.llama import LlamaModel as LlamaModel
 from .models.llama import language_loss as language_loss

@@ -21,8 +21,8 @@ import torch
 from energon_lite.extras.balance import fit_costs
 from energon_lite.extras.balance.cost_fit import relative_errors
 from energon_lite.extras.balance.micro_batch_times import PassTimes, cost_model_of, micro_batch_numbers
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import run_pipeline

@@ -19,8 +19,8 @@ from energon_lite.extras.balance.cost_fit import fit_costs, read_micro_batches, 
 from energon_lite.extras.balance.cost_model import CostModel
 
 if TYPE_CHECKING:
-    from energon_lite.trainer.models.batch import MultimodalBatch
     from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.models.interface import MultimodalBatch
     from energon_lite.trainer.parallel.mesh import ParallelMesh
     from energon_lite.trainer.training.pipeline import Action
 
@@ -165,7 +165,7 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
         batch: the micro-batch.
         config: the model's shape.
     """
-    from energon_lite.trainer.models.batch import sizes_of_images
+    from energon_lite.trainer.models.interface import sizes_of_images
 
     rows, length = batch.tokens.shape
     lengths = batch.known_lengths() or [length] * rows

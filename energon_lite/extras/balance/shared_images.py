@@ -26,8 +26,8 @@ from energon_lite.batching.capacity import Ints
 from energon_lite.errors import TopologyError, UsageError
 
 if TYPE_CHECKING:
-    from energon_lite.trainer.models.batch import MultimodalBatch
     from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.models.interface import MultimodalBatch
     from energon_lite.trainer.models.llama import LlamaModel
 
 #: Tolerance: a rank may exceed its share by this fraction (1/50) before an image is sent away.
@@ -149,7 +149,7 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
         model: the model, on a mesh with ``share_images``.
         micro_batches: this rank's micro-batches of the step.
     """
-    from energon_lite.trainer.models.batch import sizes_of_images
+    from energon_lite.trainer.models.interface import sizes_of_images
 
     group = model.mesh.group("images")
     if group is None or model.vision is None:

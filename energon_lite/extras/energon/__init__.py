@@ -17,12 +17,12 @@ __getattr__, __dir__ = lazy_exports(__name__, __file__)
 
 COMMANDS = {
     "filter": Command(
-        "energon_lite.extras.energon.filter_command:command",
+        "energon_lite.extras.energon.commands:command",
         "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
         "Filters",
     ),
     "checkpoint redist": Command(
-        "energon_lite.extras.energon.redist_command:redist",
+        "energon_lite.extras.energon.commands:redist",
         "Divide the state of a run among another number of ranks, with a file for each.",
     ),
 }

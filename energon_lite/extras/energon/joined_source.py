@@ -13,8 +13,7 @@ import numpy as np
 
 from energon_lite.config.leaf_spec import LeafSpec, Nonmatch
 from energon_lite.errors import DataIndexError, EmptyDatasetError, SampleError, UsageError, counted, field_of
-from energon_lite.extras.energon.join_document import joiner, read_join
-from energon_lite.extras.energon.join_table import JoinTable, join_table
+from energon_lite.extras.energon.joins import JoinTable, join_table, joiner, read_join
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source, sample_loader
 from energon_lite.loading.makers.outcomes import set_restore_key
@@ -47,7 +46,7 @@ class JoinedSource:
         skipped: always 0; samples that are left out for want of a match are not counted here.
 
     Raises:
-        DatasetError: as :func:`~energon_lite.extras.energon.join_table.join_table`.
+        DatasetError: as :func:`~energon_lite.extras.energon.joins.join_table`.
         EmptyDatasetError: there is no sample.
         ConfigError: the subset does not fit.
     """

@@ -28,8 +28,7 @@ from energon_lite.errors import (
     UsageError,
     listed,
 )
-from energon_lite.extras.formats.byte_shards import damaged, fetch, shard_of
-from energon_lite.extras.formats.held_tables import held_tables
+from energon_lite.extras.formats.held_files import damaged, fetch, held_tables, shard_of
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
 from energon_lite.storage.files.atomic_file import only_one, write_bytes
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of

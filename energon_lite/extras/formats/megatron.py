@@ -21,7 +21,7 @@ import numpy as np
 
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DataIndexError, ShardFormatError
-from energon_lite.extras.formats.byte_shards import fetch, replaced, shard_of
+from energon_lite.extras.formats.held_files import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import map_file, missing, open_file, read_bytes, size_of
 
 _MAGIC = b"MMIDIDX\x00\x00"

@@ -1,7 +1,7 @@
 """Tables in Parquet and Arrow files as a source: a sample is a row, its parts are the columns.
 
 Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the most recently used decoded
-ones (:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
+ones (:mod:`.held_files`), and the rows of a batch of samples that lie in one are taken out of it together. So with
 ``max_samples_per_sequence`` and ``shuffle_buffer_size`` files are read about once, one row group after the other;
 without them, in a full permutation, each row costs the reading of its row group.
 """
@@ -31,8 +31,7 @@ from energon_lite.errors import (
     listed,
 )
 from energon_lite.extras.formats.arrow_files import ArrowTable, ParquetTable
-from energon_lite.extras.formats.byte_shards import damaged
-from energon_lite.extras.formats.held_tables import held_tables
+from energon_lite.extras.formats.held_files import damaged, held_tables
 from energon_lite.storage.files.byte_ranges import url_files
 
 #: Words for splits in names of files and folders, as used by Hugging Face.

@@ -37,8 +37,7 @@ from torch.futures import Future
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.trainer.checkpointing.files import INDEX, FileSum
-from energon_lite.trainer.parallel.neighbours import neighbours
-from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box, whole_box
+from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box, neighbours, whole_box
 
 #: Format version that is written and read.
 FORMAT = 1

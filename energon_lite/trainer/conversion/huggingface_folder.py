@@ -18,7 +18,7 @@ from energon_lite.documents import load_yaml
 from energon_lite.errors import StateError, UsageError
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
 from energon_lite.trainer.conversion.tensor_names import COMPUTED
-from energon_lite.trainer.parallel.neighbours import neighbours
+from energon_lite.trainer.parallel.shards import neighbours
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -12,8 +12,8 @@ from energon_lite import TaskEncoder, pad_sequences
 from energon_lite.batching import PackedBatch, PaddedBatch
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import AugmentTaskEncoder
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch, document_lengths, sizes_of_images
 
 
 class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):

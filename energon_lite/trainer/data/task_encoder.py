@@ -30,7 +30,7 @@ from energon_lite.batching import PackedBatch, PaddedBatch, TokenSequence, next_
 from energon_lite.errors import SampleError
 from energon_lite.storage import SampleDecoder
 from energon_lite.trainer.data.rows import rows_of
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.tokenizing.shards import MASK_PART, TOKENS_PART
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer
 

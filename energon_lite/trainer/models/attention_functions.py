@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import on_device
 from energon_lite.trainer.models.registry import AttentionKind, Lengths, Run, find_attention, register_attention
 
 

@@ -4,20 +4,105 @@
 
 The loss of a step is the sum of :attr:`LossSums.loss` over all micro-batches of all ranks, divided by the sum of their
 :attr:`TrainingBatch.loss_tokens`, whatever a model counts as its tokens. The built-in language model comes by the same
-interface, see :func:`language_model` and :func:`language_loss`.
+interface, see :func:`language_model` and :func:`language_loss`; its batches are rows of tokens with placeholders for
+images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
 from typing_extensions import Self
 
+from energon_lite import Batch, edataclass
 from energon_lite.samples import RestoreKey
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+
+_no_numbers = partial(torch.zeros, 0, dtype=torch.int64)
+
+
+@edataclass
+class MultimodalBatch(Batch):
+    """Rows of tokens, some of which are placeholders for images. A batch of text needs the first three fields only.
+
+    Args:
+        tokens: int64 ``[rows, length]``, padded at the end.
+        labels: int64 ``[rows, length]``, the token after each.
+        loss_mask: float32 ``[rows, length]``, the weight of each label: 1, and 0 at images and padding.
+        image: float32 ``[images, 3, height, width]`` in [0, 1]; a smaller image is in the upper left corner.
+        image_rows: int64 ``[images]``, the row of each image.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins; its placeholder tokens may
+            have any value.
+        image_sizes: height and width of each image; None: all have the size of ``image``. (Not a tensor, because the
+            computation depends on it.)
+        documents: int64 ``[rows, length]``, number >= 0 of the document of each token in a packed row; a token attends
+            to its own document only. None: each row is one document.
+        document_lengths: tokens of each document, row after row, with padding as a document of its own. (Not a tensor,
+            because the computation depends on it.) None: unknown.
+        counted: sum of ``loss_mask``, so that the device need not compute it; None: unknown.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    image: torch.Tensor = field(default_factory=partial(torch.zeros, 0, 3, 0, 0))
+    image_rows: torch.Tensor = field(default_factory=_no_numbers)
+    image_starts: torch.Tensor = field(default_factory=_no_numbers)
+    documents: torch.Tensor | None = None
+    image_sizes: list[tuple[int, int]] | None = None
+    document_lengths: list[int] | None = None
+    counted: float | None = None
+    __key__: list[str] = field(default_factory=list)
+    __restore_key__: tuple[Any, ...] = ()
+
+    @property
+    def loss_tokens(self) -> float | torch.Tensor:
+        """Sum of ``loss_mask``."""
+        return self.loss_mask.sum(dtype=torch.float64) if self.counted is None else self.counted
+
+    def known_lengths(self) -> list[int] | None:
+        """Return ``document_lengths``; unknown ones are found in ``documents``, for which the host waits, and kept."""
+        if self.document_lengths is None and self.documents is not None:
+            self.document_lengths = document_lengths(self.documents.cpu())
+        return self.document_lengths
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Copy integers of the host to a device, from pinned memory, so that the host does not wait for the device."""
+    here = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
+def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
+    """Return height and width of each image.
+
+    Args:
+        image, sizes: as in :class:`MultimodalBatch`; only shapes are used.
+    """
+    return [(image.shape[2], image.shape[3])] * len(image) if sizes is None else list(sizes)
+
+
+def document_lengths(documents: torch.Tensor) -> list[int]:
+    """Return the tokens of each document, row after row.
+
+    Args:
+        documents: as in :class:`MultimodalBatch`, on the host.
+
+    Example:
+        >>> document_lengths(torch.tensor([[0, 0, 1], [2, 2, 2]]))
+        [2, 1, 3]
+    """
+    if not documents.numel():
+        return []
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    ends = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([documents.numel()])])
+    return ends.diff().tolist()
 
 
 class TrainingBatch(Protocol):

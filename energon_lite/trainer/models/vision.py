@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.execution import CompiledBlocks, computed_again, residual
+from energon_lite.trainer.models.interface import on_device
 from energon_lite.trainer.models.registry import adopt_norm
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh

@@ -12,8 +12,8 @@ from torch import nn
 
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.neighbours import neighbours
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
+from energon_lite.trainer.parallel.shards import neighbours
 
 #: Alignment of a parameter's start in elements, for fast kernels.
 _ALIGNMENT = 64

@@ -2,6 +2,7 @@
 
 Slices of buckets are independent of rows, so a rank's shard of a matrix is a run of its elements. A run is a few
 rectangles, and any other layout of ranks can read rectangles of global tensors.
+Buckets and files of tensors are groups of neighbours of limited size.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -181,3 +182,28 @@ def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:
         parts = {box: part.view(box.sizes) for box, part in zip(placed, values, strict=True)}
         chunked[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
     return chunked
+
+
+T = TypeVar("T")
+
+
+def neighbours(sized: Iterable[tuple[T, int]], most: int) -> list[list[T]]:
+    """Divide things in order into groups of limited total size, or of one thing.
+
+    Args:
+        sized: pairs of a thing and its size.
+        most: the largest total size of a group.
+
+    Example:
+        >>> neighbours([("a", 2), ("b", 1), ("c", 9), ("d", 3)], 3)
+        [['a', 'b'], ['c'], ['d']]
+    """
+    groups: list[list[T]] = []
+    filled = 0
+    for thing, size in sized:
+        if not groups or filled + size > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(thing)
+        filled += size
+    return groups

@@ -20,8 +20,7 @@ from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_
 from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.data.rows import RowsTaskEncoder
-from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.interface import Loss, MakeModel, TrainingBatch
+from energon_lite.trainer.models.interface import Loss, MakeModel, MultimodalBatch, TrainingBatch
 from energon_lite.trainer.models.llama import LlamaModel, language_loss
 from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer

@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.interface import Loss, LossSums, TrainingBatch
+from energon_lite.trainer.models.interface import Loss, LossSums, MultimodalBatch, TrainingBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream, language_loss
 from energon_lite.trainer.models.sequence import lengths_of_rows, local_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh

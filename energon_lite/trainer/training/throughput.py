@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from energon_lite.batching import TransformerShape
-from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch, sizes_of_images
 
 #: Dense bfloat16 matrix throughput of a device in FLOP/s, as its maker states; the longest matching name counts.
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}

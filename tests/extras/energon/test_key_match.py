@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.extras.energon.join_table import SampleKeys, match_keys
+from energon_lite.extras.energon.joins import SampleKeys, match_keys
 from energon_lite.storage.index import key_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar_scan import ShardScan

@@ -21,7 +21,7 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
-from energon_lite.extras.formats import held_tables
+from energon_lite.extras.formats import held_files
 from energon_lite.extras.formats.tables import open_source
 from tests.tables_by_hand import write_table
 from tests.testing import examples
@@ -213,7 +213,7 @@ def test_what_is_kept_decoded_is_bounded() -> None:
     class Piece:
         nbytes = 40
 
-    held = held_tables.HeldTables(100)
+    held = held_files.HeldTables(100)
     for key in (1, 2, 1, 3, 1, 2):
         held.get(key, Piece)
     assert held.size == 80 and held.made == 4  # 2 went for 3, and came again
@@ -223,7 +223,7 @@ def test_what_is_kept_decoded_is_bounded() -> None:
 
 def test_row_groups_are_decoded_once_in_sequence(tmp_path: Path) -> None:
     path = write_table(tmp_path / "a.parquet", pa.table({"a": list(range(100))}), 10)
-    source, before = open_source(str(path), "train"), held_tables.held_tables().made
+    source, before = open_source(str(path), "train"), held_files.held_tables().made
     for start in range(0, 100, 4):
         source.read_many(range(start, start + 4))
-    assert held_tables.held_tables().made - before == math.ceil(100 / 10)
+    assert held_files.held_tables().made - before == math.ceil(100 / 10)

@@ -18,8 +18,8 @@ from energon_lite.trainer.checkpointing.weights import load_weights
 from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.tensor_names import native_name
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig, model_config_of
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer

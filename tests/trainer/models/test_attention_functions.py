@@ -18,8 +18,8 @@ from energon_lite.trainer.models.attention_functions import (
     varlen,
     window_mask,
 )
-from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import document_lengths
 from energon_lite.trainer.models.registry import Run
 from energon_lite.trainer.models.sequence import lengths_of_rows
 from tests.testing import examples

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.training.config import OptimizerConfig
 
 Weights = dict[str, torch.Tensor]

@@ -15,8 +15,8 @@ import torch
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import micro_batch_times, read_cost_model, read_micro_batches
 from energon_lite.extras.balance.micro_batch_times import PassTimes, cost_model_of, micro_batch_numbers
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import config_from_dict

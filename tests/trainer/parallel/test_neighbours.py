@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.trainer.parallel.neighbours import neighbours
+from energon_lite.trainer.parallel.shards import neighbours
 from tests.testing import examples
 
 

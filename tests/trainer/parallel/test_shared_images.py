@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision import VisionTransformer
 from energon_lite.trainer.optimizer.config import OptimizerConfig

@@ -17,8 +17,8 @@ from energon_lite.trainer.models.attention_functions import (
     sdpa,
     varlen,
 )
-from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import document_lengths
 from energon_lite.trainer.models.registry import Run
 from energon_lite.trainer.models.sequence import lengths_of_rows
 
@@ -70,7 +70,7 @@ def test_a_step_is_launched_before_it_is_done() -> None:
 def test_no_step_waits_for_the_device(more: dict[str, Any], compile: bool) -> None:
     """Plain and packed rows; the first steps learn, compile and fill caches of the host."""
     from energon_lite.trainer import LlamaModel, MultimodalBatch, OverlappedDistributedOptimizer, build_mesh
-    from energon_lite.trainer.models.batch import document_lengths
+    from energon_lite.trainer.models.interface import document_lengths
     from energon_lite.trainer.optimizer.config import OptimizerConfig
     from energon_lite.trainer.training.step import launch_step
 

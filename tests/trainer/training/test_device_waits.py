@@ -21,7 +21,7 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.models import attention_functions
-from energon_lite.trainer.models.batch import document_lengths, on_device
+from energon_lite.trainer.models.interface import document_lengths, on_device
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard
 from energon_lite.trainer.training.step import launch_step
 from tests.trainer.training.device_waits import DEVICE, device_mesh, device_waits

@@ -11,8 +11,8 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models import attention_functions
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer

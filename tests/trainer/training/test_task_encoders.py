@@ -27,8 +27,8 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer.data.loaders import DataConfig, make_task_encoder
 from energon_lite.trainer.data.rows import RowsTaskEncoder, rows_of
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, TokenizedSample, cook_record
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 from tests.testing import examples
 

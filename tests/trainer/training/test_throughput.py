@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
+from energon_lite.trainer.models.interface import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (

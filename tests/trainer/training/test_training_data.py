@@ -11,7 +11,7 @@ from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}

@@ -11,8 +11,8 @@ from energon_lite.batching import TokenSequence
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
+from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision import encode_images, place_tokens
 from energon_lite.trainer.parallel.mesh import ParallelMesh

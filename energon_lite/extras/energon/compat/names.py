@@ -190,7 +190,7 @@ NAMES: dict[str, Name] = {
     "main": Name("energon_lite.cli.main:main", "better", "commands of `energon-lite`"),
     "command_info": Name("energon_lite.cli.checkpoint:info"),
     "command_redist": Name(
-        "energon_lite.extras.energon.redist_command:redist", "same", "rarely needed: any number of ranks can resume"
+        "energon_lite.extras.energon.commands:redist", "same", "rarely needed: any number of ranks can resume"
     ),
 }
 
