@@ -80,7 +80,7 @@ class Report:
             elif not outcome.dropped and (end := self._in_a_row.add(outcome)) is not None:
                 raise end
 
-    def count(self, outcomes: Sequence[Outcome], *, batches: int = 1, tokens: int = 0) -> None:
+    def count(self, outcomes: Sequence[Outcome], *, batches: int, tokens: int = 0) -> None:
         """Count the samples of a batch that is about to be delivered.
 
         Args:
