@@ -9,7 +9,7 @@ for batch in loader:
 torch.save(loader.save_state_rank(), "loader.pt")  # later: loader.restore_state_rank(torch.load("loader.pt"))
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __version__ = "0.1.0"
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

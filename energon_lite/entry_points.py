@@ -21,9 +21,7 @@ Example:
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata
@@ -31,13 +29,18 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from energon_lite.errors import ConfigError, UsageError, did_you_mean
+from energon_lite.errors import ConfigError, UsageError
 
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
 _TRAINER = "energon_lite.trainer"
 #: Group of the packaging metadata of other distributions.
 _GROUP = "energon_lite"
+#: Names of all tables.
+_TABLES = {
+    *("COMMANDS", "SOURCES", "COLUMNS", "COST_MODELS", "DECODERS", "PREPARE_STEPS", "STATE_READERS", "OBSERVERS"),
+    *("BATCH_PATHS", "METADATASET_KEYS", "KEYWORDS", "BLEND_OPENERS", "STORAGE_GUESTS", "WORKERS", "UNIT_RUNNERS"),
+}
 
 
 class Command(NamedTuple):
@@ -318,14 +321,21 @@ def _missing(work: str, extra: str) -> tuple[str, str]:
 
 
 def load(target: str) -> Any:
-    """Return the object that ``module:name`` names."""
+    """Return the object that ``module:name`` names.
+
+    Raises:
+        UsageError: the module has no such name.
+    """
     module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    loaded = import_module(module)
+    if not hasattr(loaded, name):
+        raise UsageError(f"{module} has no {name!r}", where=f"entry {target!r}", fix="correct the table of its package")
+    return getattr(loaded, name)
 
 
 @cache
 def _guests() -> tuple[ModuleType, ...]:
-    return tuple(import_module(name) for name in _names())
+    return (*map(import_module, _names()), *map(_foreign, metadata.entry_points(group=_GROUP)))
 
 
 def _names() -> Iterator[str]:
@@ -335,8 +345,19 @@ def _names() -> Iterator[str]:
                 yield folder.name
     if find_spec(_TRAINER) is not None:
         yield _TRAINER
-    for entry_point in metadata.entry_points(group=_GROUP):
-        yield entry_point.value
+
+
+def _foreign(entry_point: metadata.EntryPoint) -> ModuleType:
+    """Import the guest of another distribution."""
+    where = f"entry point {entry_point.name!r} of {entry_point.dist.name if entry_point.dist else 'a package'}"
+    try:
+        guest = import_module(entry_point.value)
+    except ImportError as error:
+        raise UsageError(str(error), where=where, fix="correct it, or uninstall the package") from error
+    if vars(guest).keys().isdisjoint(_TABLES):
+        what = f"{guest.__name__} has none of the tables of entries"
+        raise UsageError(what, where=where, fix=f"name one of them: {', '.join(sorted(_TABLES))}")
+    return guest
 
 
 @cache
@@ -344,45 +365,8 @@ def _merged(table: str) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for guest in _guests():
         added: Mapping[str, Any] = vars(guest).get(table, {})
+        for name in entries.keys() & added.keys():
+            what = f"{table} of {guest.__name__} has {name!r}, which another package has, too"
+            raise UsageError(what, fix="choose another name, or uninstall one of them")
         entries |= added
     return entries
-
-
-def find_named(text: str, *, option: str, form: str, example: str, wanted: str) -> object:
-    """Import ``module:name``. The current folder is searched first, as by ``python -m``.
-
-    Args:
-        text: the argument.
-        option: the name of the option, for messages.
-        form: the expected form, for messages.
-        example: an example of a correct argument.
-        wanted: description of the expected object.
-
-    Raises:
-        UsageError: the module or the name does not exist.
-    """
-    module_name, colon, name = text.partition(":")
-    if not colon or not module_name or not name:
-        raise UsageError(f"{text!r} is not of the form {form}", fix=f"write {example}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        value: object = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # an import inside the user's module failed
-        raise UsageError(
-            f"there is no module {error.name!r}",
-            where=f"{option} {text}",
-            fix="run the command in the folder that holds the module, or set PYTHONPATH",
-        ) from None
-    for step in name.split("."):
-        if not hasattr(value, step):
-            names = [member for member in vars(value) if not member.startswith("_")]
-            raise UsageError(
-                f"{module_name} has no {name!r}",
-                where=getattr(sys.modules[module_name], "__file__", None),
-                fix=did_you_mean(step, names, f"name {wanted}"),
-            )
-        value = getattr(value, step)
-    return value

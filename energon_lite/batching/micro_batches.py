@@ -146,7 +146,7 @@ class MicroBatches:
             packed: see :class:`MicroBatches`.
 
         Raises:
-            UsageError: a sample is in two micro-batches, or a micro-batch is empty.
+            UsageError: a sample is in two micro-batches or in none of the plan, or a micro-batch is empty.
 
         Example:
             >>> MicroBatches.of([[2, 0], [1]], np.array([5, 7, 1]), packed=True).tokens()
@@ -156,6 +156,11 @@ class MicroBatches:
         sample = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(group, np.int64) for group in groups)])
         if 0 in sizes or len(np.unique(sample)) < len(sample):
             raise UsageError("a micro-batch is empty, or a sample is in two", fix="put each sample into only one")
+        if len(sample) and not 0 <= sample.min() <= sample.max() < len(lengths):
+            raise UsageError(
+                f"a micro-batch has a sample that is not one of the {len(lengths)} of the plan",
+                fix=f"give indices from 0 to {len(lengths) - 1}",
+            )
         left_out = np.delete(lengths, sample)
         return cls(
             sample,

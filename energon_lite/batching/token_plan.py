@@ -221,8 +221,8 @@ class TokenPlan(Plan):
             empty = 0 if size else empty + 1
             if empty >= _PATIENCE:
                 raise UsageError(
-                    f"{empty * self.chunk} samples in a row are above the capacity, and are dropped",
-                    fix="raise the capacity, or choose another `oversize`",
+                    f"the strategy drops {empty * self.chunk} samples in a row, such as those above its capacity",
+                    fix="raise the capacity, choose another `oversize`, or see what the strategy's `plan` returns",
                 )
         return (chunk, 0), batches - batch
 

@@ -5,6 +5,6 @@ Commands of guests import from this package: options and progress of a job (``jo
 ``batching_argument``) and tables (``aligned``).
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

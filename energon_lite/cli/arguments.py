@@ -14,8 +14,9 @@ import click
 from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import absolute_path, is_url, local_path, missing_file_fix
 from energon_lite.entry_points import columns as columns_of_guests
-from energon_lite.entry_points import find_named, load, unit_runners
+from energon_lite.entry_points import load, unit_runners
 from energon_lite.errors import UsageError
+from energon_lite.imports import find_named
 from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.sharded_job import Ranks
 

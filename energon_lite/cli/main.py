@@ -12,7 +12,7 @@ import click
 
 from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
-from energon_lite.errors import EnergonLiteError, did_you_mean
+from energon_lite.errors import EnergonLiteError, UsageError, did_you_mean
 
 #: Work of each command of the core, in the order in which a data set meets them. The module has the command's name.
 _WORK = {
@@ -28,7 +28,10 @@ COMMANDS = {name: Command(f"energon_lite.cli.{name}:command", work, "Commands") 
 
 def all_commands() -> dict[str, Command]:
     """Return the commands of the core and of all guests, by name; without guests' subcommands, ``checkpoint NAME``."""
-    return COMMANDS | {name: command for name, command in commands().items() if " " not in name}
+    added = {name: command for name, command in commands().items() if " " not in name}
+    for name in added.keys() & COMMANDS.keys():
+        raise UsageError(f"a package adds a command {name!r}, which is one of the core", fix="rename or uninstall it")
+    return COMMANDS | added
 
 
 class _LazyGroup(click.Group):
@@ -45,7 +48,9 @@ class _LazyGroup(click.Group):
             hint = did_you_mean(cmd_name, known, f"there are: {', '.join(known)}")
             raise click.UsageError(f"No such command {cmd_name!r}; {hint}", ctx)
         command = load(known[cmd_name].target)
-        assert isinstance(command, click.Command)  # ours, not the user's doing
+        if not isinstance(command, click.Command):
+            what = f"the command {cmd_name!r} is a {type(command).__name__}, not a click.Command"
+            raise UsageError(what, where=f"entry {known[cmd_name].target!r}", fix="correct the entry of its package")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -55,6 +60,12 @@ class _LazyGroup(click.Group):
         for group, lines in groups.items():
             with formatter.section(group):
                 formatter.write_dl(lines)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)  # --help lists commands of guests
+        except EnergonLiteError as error:
+            raise click.ClickException(str(error)) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

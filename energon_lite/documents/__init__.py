@@ -13,6 +13,6 @@ column and path, the expected and the actual value, and the nearest valid key.
     entry = read(load_yaml("entry.yaml"), Entry)
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

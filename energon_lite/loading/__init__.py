@@ -4,6 +4,6 @@ Parts, each of which may use those after it: ``saved_states`` and ``measuring``;
 micro-batch; ``executors``, which run jobs; ``makers``, which make batches from addresses.
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -145,11 +145,15 @@ class Observers(list[BatchObserver]):
         reporters: those that want the loader's statistics at intervals.
 
     Raises:
-        UsageError: no guest has an observer of this name.
+        UsageError: no guest has an observer of this name, or one of the user's is no :class:`BatchObserver`.
     """
 
     def __init__(self, given: Iterable[BatchObserver], observed: ObservedRank, arguments: Mapping[str, object]):
-        super().__init__(given)
+        super().__init__(given if isinstance(given, Iterable) else [given])
+        for observer in self:
+            if not isinstance(observer, BatchObserver):
+                fix = "give a list of objects whose classes derive from energon_lite.loading.BatchObserver"
+                raise UsageError(f"observers has {observer!r}, which is no BatchObserver", fix=fix)
         known = observers()
         for name, target in known.items():
             if name not in arguments:
@@ -170,9 +174,21 @@ class Observers(list[BatchObserver]):
         for observer in self:
             observer.on_close()
 
-    def stats(self) -> dict[str, Any]:
-        """Return the entries of all observers for ``loader.stats()``."""
-        return {observer.name: entry for observer in self if (entry := observer.stats()) is not None}
+    def stats(self, taken: Container[str]) -> dict[str, Any]:
+        """Return the entries of all observers for ``loader.stats()``.
+
+        Raises:
+            UsageError: two observers have one name, or the name of one is in ``taken``.
+        """
+        entries: dict[str, Any] = {}
+        for observer in self:
+            if (entry := observer.stats()) is None:
+                continue
+            if observer.name in entries or observer.name in taken:
+                what = f"stats() has an entry {observer.name!r} already"
+                raise UsageError(what, where=type(observer).__qualname__, fix="give the observer another `name`")
+            entries[observer.name] = entry
+        return entries
 
 
 def _target(known: Mapping[str, str], name: str, argument: object) -> str:

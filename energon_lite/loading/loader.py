@@ -330,7 +330,7 @@ class DataLoader:
         """
         with self._turn.look() as alone:
             stats = self._report.stats() | {"wait_seconds": self._wait_seconds} | self._workers.stats(alone)
-            stats |= {"bottleneck": None} | self._observers.stats() | self._path.stats()
+            stats |= {"bottleneck": None} | self._observers.stats(taken=stats) | self._path.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 

@@ -95,6 +95,9 @@ def token_batching(
                 fix=f"give {name}=None",
             )
     strategy = batching.strategy
+    if isinstance(strategy, str) and strategy in STRATEGIES:
+        fix = f'give {{"strategy": "{strategy}"}} with its settings, or a YAML file'
+        raise UsageError(f"batching={strategy!r} is the name of a strategy, not a file", fix=fix)
     if isinstance(strategy, (str, os.PathLike)):
         strategy = read_strategy(load_yaml(strategy))
     elif isinstance(strategy, Mapping):
@@ -249,7 +252,7 @@ def _column(leaf: Leaf, name: str, instead: str = _ENCODED) -> Lengths:
         raise UsageError(
             f"batches by tokens need numbers of all samples: {error.what}",
             where=error.where or leaf.name,
-            fix=f"{instead}; or {error.fix or 'measure the data set'}",
+            fix=f"{instead}; or {error.fix or 'measure the data set'}; or name another column by length_column",
         ) from None
     return column
 

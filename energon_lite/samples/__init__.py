@@ -13,6 +13,6 @@ Example:
     >>> small = ResizedSample.derive_from(sample, image=resize(sample.image))
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

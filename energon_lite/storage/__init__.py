@@ -5,6 +5,6 @@ values), ``read``, ``samples`` (decoding of parts). Its modules scan tars (``tar
 among ranks and processes (``sharded_job``), and prepare data sets (``prepare``).
 """
 
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

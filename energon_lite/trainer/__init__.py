@@ -8,7 +8,7 @@ trainer uses the public names of the loader only.
 """
 
 from energon_lite.entry_points import Command
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)
 

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_lite.entry_points import find_named
 from energon_lite.errors import UsageError
+from energon_lite.imports import find_named
 
 #: Seconds between two measurements of a process's memory.
 _LOOK = 0.02

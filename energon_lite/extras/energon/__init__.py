@@ -11,7 +11,7 @@ All public names of Energon can be imported from here, too: the core's own, fact
 """
 
 from energon_lite.entry_points import Command, PrepareStep
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from energon_lite.entry_points import find_named
 from energon_lite.errors import SampleError, StateMismatchError, UsageError
+from energon_lite.imports import find_named
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State

@@ -6,7 +6,7 @@ that differ, with the reasons. PyAV does the decoding; it is imported when the f
 """
 
 from energon_lite.entry_points import Command, Decoder, PrepareStep
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)
 

@@ -275,7 +275,7 @@ def file_system(url: str) -> tuple[Any, str]:
                 f"fsspec cannot open {scheme}:// here: {error}",
                 where=url,
                 fix="install the package that fsspec names for it: pip install 'energon-lite[s3]' for s3://, "
-                "'energon-lite[msc]' for msc://, gcsfs for gs://",
+                "'energon-lite[msc]' for msc://, gcsfs for gs://; or register_source, if it is a format of your own",
             ) from error
         _file_systems[os.getpid(), scheme] = fs
     path: str = fs._strip_protocol(url)

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from energon_lite.cli import parse_bytes
-from energon_lite.entry_points import find_named
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, host_and_port, secret_in
 from energon_lite.extras.remote_workers.server import JobServer
+from energon_lite.imports import find_named
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.topology import usable_cores
 from energon_lite.worker_config import WorkerConfig

@@ -1,7 +1,7 @@
 """Tools that stand alone: packed lists, order arrays, merged geometric transforms, rows of images and text."""
 
 from energon_lite.entry_points import Command
-from energon_lite.lazy_exports import lazy_exports
+from energon_lite.imports import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)
 

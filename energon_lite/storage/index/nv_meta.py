@@ -181,7 +181,9 @@ def _not_prepared(root: str) -> NotPreparedError:
         return NotPreparedError("there is no such data set", where=root, fix=fix)
     if not os.path.isdir(root):
         return NotPreparedError(
-            "a data set is a folder of tar files, but this is a file", where=root, fix="give the folder that holds it"
+            "a data set is a folder of tar files, and this is a file of no known format",
+            where=root,
+            fix="give the folder that holds it; extensions of other formats are in lower case",
         )
     cure = f"run `energon-lite prepare {root}`"
     if os.path.isdir(os.path.join(root, META_FOLDER)):

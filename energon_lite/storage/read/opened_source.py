@@ -120,13 +120,14 @@ class OpenedSource:
         self._renaming: Renaming | None = None
         self._opened: Source | None = None
         source = self._source()
-        if not (isinstance(source.identity, str) and source.identity):
+        identity = getattr(source, "identity", None)
+        if not (isinstance(identity, str) and identity):
             raise DatasetError(
-                f"the source's identity is {source.identity!r}",
+                f"the identity of the source, a {type(source).__name__}, is {identity!r}",
                 where=path,
                 fix="return a text that changes with its samples: it decides the order, and guards saved states",
             )
-        self._identity = source.identity
+        self._identity = identity
         self._start, self._stop = (0, len(source)) if subset is None else subset.bounds(len(source))
         self._kept = self._left(filters) if filters else None
         if not len(self):
@@ -135,7 +136,7 @@ class OpenedSource:
                 where=path,
                 fix="leave it out, or give another split",
             )
-        self.fingerprint = f"{source.identity} {self._start}:{self._stop}"
+        self.fingerprint = f"{identity} {self._start}:{self._stop}"
         if self._kept is not None:
             self.fingerprint += f" kept {self._kept.digest}"
         self.part_names = frozenset[str](getattr(source, "part_names", ()))
@@ -261,7 +262,7 @@ class OpenedSource:
         source = self._opened
         if source is None or (self._process != os.getpid() and not getattr(source, "portable", False)):
             source = self._open(self.path, self.split_part)
-            if (self._identity or source.identity) != source.identity:
+            if self._identity and source.identity != self._identity:
                 raise ShardChangedError(
                     f"the source is {source.identity!r} now, and was {self._identity!r} when the data set was opened",
                     where=self.path,

@@ -121,7 +121,7 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
         marker: the name of a file. The function also opens folders on local disks that hold this file.
 
     Raises:
-        UsageError: the scheme is invalid, or another function has it.
+        UsageError: the scheme is invalid, or another function has it or one of the extensions.
 
     Example:
         >>> register_source("rows", lambda url, split_part: Rows(url.removeprefix("rows://"), split_part))
@@ -131,6 +131,10 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
         raise UsageError(f"{scheme!r} is not a scheme of a source", fix="give a word, such as 'rows'")
     if any(not extension.startswith(".") or extension in (".tar", ".yaml") for extension in extensions):
         raise UsageError(f"{extensions} are not extensions of a source", fix="write them with a dot: ('.rows',)")
+    others = {ending for name, known in _kinds().items() if name != scheme for ending in known.extensions}
+    if not others.isdisjoint(extensions):
+        taken = sorted(others.intersection(extensions))
+        raise UsageError(f"another source has the extensions {taken}", fix="leave them out; give paths with the scheme")
     kind = _Kind(open, tuple(extensions), marker)
     if scheme in _kinds_of_guests() or _registered.setdefault(scheme, kind) != kind:
         raise UsageError(f"the scheme {scheme!r} is registered already", fix="give another one")

@@ -163,7 +163,7 @@ def decoder_entry(extension: str) -> Decoder | None:
 
 @cache
 def _entries() -> dict[str, Decoder]:
-    return {extension: entry for entry in decoders().values() for extension in entry.extensions}
+    return {extension.lstrip("."): entry for entry in decoders().values() for extension in entry.extensions}
 
 
 @lru_cache(maxsize=256)

@@ -20,8 +20,8 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.batching import strategy_from_dict
-from energon_lite.entry_points import find_named
 from energon_lite.errors import ConfigError, TopologyError, UsageError, require, require_at_least
+from energon_lite.imports import find_named
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
 from energon_lite.trainer.models.config import ModelConfig

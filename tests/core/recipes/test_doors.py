@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from energon_lite import (
     BestFit,
@@ -20,6 +22,7 @@ from energon_lite import (
     Reading,
     TaskEncoder,
     WorkerConfig,
+    entry_points,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -27,7 +30,9 @@ from energon_lite import (
     register_strategy,
 )
 from energon_lite.batching import strategy as strategies
+from energon_lite.cli.main import main
 from energon_lite.errors import DatasetError, ShardChangedError, StateMismatchError, UsageError
+from energon_lite.loading import BatchObserver
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.read import source as sources
 from tests.testing import ALONE, alone
@@ -168,6 +173,11 @@ def test_sources_that_cannot_be() -> None:
     for scheme in ("file", "my scheme", ""):
         with pytest.raises(UsageError, match="not a scheme of a source"):
             register_source(scheme, Numbers)
+    with pytest.raises(UsageError, match=r"another source has the extensions \['.parquet'\]"):
+        register_source("rows", Numbers, extensions=(".parquet", ".rows"))
+    register_source("absent", lambda url, split_part: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(DatasetError, match="the identity of the source, a NoneType, is None"):
+        texts("absent://4")
 
 
 class Growing(Numbers):
@@ -195,7 +205,7 @@ def test_an_identity_that_tells_nothing_is_refused(identity: Any) -> None:
         return source
 
     register_source("anyone", open_it)
-    with pytest.raises(DatasetError, match="the source's identity is"):
+    with pytest.raises(DatasetError, match=r"the identity of the source, a .*, is"):
         texts("anyone://4")
 
 
@@ -258,6 +268,8 @@ def test_strategies_that_cannot_be() -> None:
         with pytest.raises(UsageError, match=words) as error:
             register_strategy("twos")(cls)
         assert error.value.fix
+    with pytest.raises(UsageError, match="'twos' is the name of a strategy, not a file"):
+        get_val_dataset("numbers://5", worker_config=ALONE, batching=ByTokens("twos"))
 
 
 def test_micro_batches_of_groups() -> None:
@@ -269,3 +281,68 @@ def test_micro_batches_of_groups() -> None:
     for groups in ([[0], []], [[0, 1], [1]]):
         with pytest.raises(UsageError, match="empty, or a sample is in two"):
             MicroBatches.of(groups, lengths, packed=True)
+    for index in (-1, 4):
+        with pytest.raises(UsageError, match="not one of the 4 of the plan"):
+            MicroBatches.of([[index]], lengths, packed=True)
+
+
+class Sized(BatchObserver):
+    def __init__(self, name: str):
+        self.name = name
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+def test_observers_that_cannot_be() -> None:
+    dataset = get_val_dataset("numbers://5", worker_config=ALONE)
+    for observer in (Sized, 7):
+        with pytest.raises(UsageError, match="which is no BatchObserver"):
+            get_savable_loader(dataset, observers=[observer])  # type: ignore[list-item]
+    for observers in ([Sized("batches")], [Sized("a"), Sized("a")]):
+        with (
+            get_savable_loader(dataset, observers=observers) as loader,
+            pytest.raises(UsageError, match="has an entry"),
+        ):
+            loader.stats()
+    with get_savable_loader(dataset, observers=Sized("alone")) as loader:  # type: ignore[arg-type]
+        assert loader.stats()["alone"] == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "named", "says"),
+    [
+        ("COMMANDS = {'prepare': None}", "guest", "adds a command 'prepare', which is one of the core"),
+        ("DECODERS = {'av': None}", "guest", "DECODERS of guest_of_tests has 'av', which another package has, too"),
+        ("COMMAND = {}", "guest", "guest_of_tests has none of the tables of entries"),
+        ("import no_such_module", "guest", "No module named 'no_such_module'"),
+        ("COMMANDS = {'mine': Command('json:absent', '')}", "mine", "json has no 'absent'"),
+        (
+            "COMMANDS = {'mine': Command('json:loads', '')}",
+            "mine",
+            "the command 'mine' is a function, not a click",
+        ),
+    ],
+)
+def test_guests_that_cannot_be(
+    module: str, named: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another distribution is wrong: each message names it, or its module."""
+    (tmp_path / "guest_of_tests.py").write_text(f"from energon_lite.entry_points import Command\n{module}\n")
+    (tmp_path / "guest-1.0.dist-info").mkdir()
+    (tmp_path / "guest-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    (tmp_path / "guest-1.0.dist-info/entry_points.txt").write_text("[energon_lite]\nguest = guest_of_tests\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for cached in (entry_points._guests, entry_points._merged):
+        cached.cache_clear()
+    try:
+        result = CliRunner().invoke(main, ["mine"] if named == "mine" else ["-h"])
+        if "DECODERS" in module:
+            with pytest.raises(UsageError, match=says):
+                entry_points.decoders()
+        else:
+            assert result.exit_code and says in result.output and isinstance(result.exception, SystemExit)
+    finally:
+        sys.modules.pop("guest_of_tests", None)
+        for cached in (entry_points._guests, entry_points._merged):
+            cached.cache_clear()

@@ -181,7 +181,7 @@ class TestFingerprint:
 
 class TestOpening:
     def test_a_file(self, data: Path) -> None:
-        with pytest.raises(NotPreparedError, match="but this is a file"):
+        with pytest.raises(NotPreparedError, match="this is a file of no known format"):
             WebdatasetSource.open(data / "a.tar")
 
     def test_an_unknown_kind_of_store(self) -> None:
