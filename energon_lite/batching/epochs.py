@@ -2,9 +2,9 @@
 
 A strategy knows lengths, not samples: planned together, all copies of a sample would share one micro-batch. So a chunk
 is cut into *stretches* that are planned one after the other. A stretch ends where an epoch ends
-(:meth:`~energon_lite.order.Order.epoch_ends`), or where a sample of a blend would repeat. A leaf with an epoch of a few
-micro-batches would make stretches too short to fill micro-batches well. Its copies stay in one stretch, and are
-moved to different micro-batches of it (:func:`keep_apart`).
+(:meth:`~energon_lite.order.orders.Order.epoch_ends`), or where a sample of a blend would repeat. A leaf with an epoch
+of a few micro-batches would make stretches too short to fill micro-batches well. Its copies stay in one stretch, and
+are moved to different micro-batches of it (:func:`keep_apart`).
 
 The result is a function of the chunk's addresses and lengths, so every rank computes the same plan.
 """

@@ -210,7 +210,7 @@ def get_val_dataset(
 
     The leaves come one after the other. All ranks make the same number of steps. In the last one, ranks without samples
     get an empty batch (see ``TaskEncoder.empty_batch``), so a loop with collectives does not hang, and no sample counts
-    twice.
+    twice. Without ``batch_size``, a rank gets None in place of a sample that was lost, or of an empty batch.
 
     Args:
         path: as for :func:`get_train_dataset`; or a leaf's description, as :func:`get_val_datasets` returns it.

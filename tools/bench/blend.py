@@ -5,8 +5,8 @@
   enough: ``python -m venv mc && mc/bin/pip install --no-deps megatron-core numpy``, and ``--megatron mc/bin/python``.
   Without the option the interpreter that runs this script is tried; where none has it, the line says so.
 * largest remainder: exact counts, ``numpy.repeat``, and a shuffle of everything.
-* arrays: ``energon_lite.order.build_blend_index`` with one process, at two lengths: the cost a sample and the memory
-  should be the same.
+* arrays: ``build_blend_index`` of ``energon_lite.extras.tools`` with one process, at two lengths: the cost a sample
+  and the memory should be the same.
 * lazy: ``BlendOrder.lookup``, which builds nothing. It gives more: the sample inside the data set, and its epoch. Also
   with weights that change along the run.
 
