@@ -25,8 +25,8 @@ from energon_lite.storage.samples.field_map import Access
 
 
 class Rows:
-    """Samples of one leaf that are read together, by :meth:`SampleReader.read
-    <energon_lite.storage.read.sample_reader.SampleReader.read>`, unless they have different parts, or one of them is damaged.
+    """Samples of one leaf that are read together, unless they have different parts, or one of them is damaged. Bytes
+    come from :meth:`SampleReader.read <energon_lite.storage.read.sample_reader.SampleReader.read>`.
 
     Args:
         leaf: the leaf.
