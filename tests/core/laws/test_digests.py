@@ -218,3 +218,14 @@ def test_wrapped_data_sets_add_up_those_inside(leaf_of: Callable[[int, str], Pat
     with get_savable_loader(wrapped) as loader:
         pairs = [loader.digest for _, _ in zip(range(2), loader, strict=False)]
     assert pairs == [sum(single[:3]) & MASK64, sum(single[3:]) & MASK64]
+
+
+def test_each_batch_that_is_made_of_one_has_a_digest_of_its_own(leaf_of: Callable[[int, str], Path]) -> None:
+    class Twice(TaskEncoder):
+        def encode_batch(self, batch: Any) -> Any:
+            yield batch
+            yield batch
+
+    dataset = get_train_dataset(leaf_of(20, "a"), batch_size=2, task_encoder=Twice(), worker_config=ALONE)
+    with get_savable_loader(dataset) as loader:
+        assert len({loader.digest for _, _ in zip(range(8), loader, strict=False)}) == 8

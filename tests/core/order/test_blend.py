@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import UsageError
 from energon_lite.order import block_counts
 from energon_lite.order.blend import BLOCK, Blend, EpochBlend, integer_shares
-from energon_lite.order.block_counts import BlockCounts
+from energon_lite.order.block_counts import BlockCounts, fill
 
 weights_lists = st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12)
 
@@ -213,3 +213,14 @@ def test_a_way_of_which_little_is_kept_leads_to_the_same_blocks(kept: int, monke
         found = thin.block(number)
         assert (found.before.tolist(), found.inside.tolist()) == counts
         assert len(thin._path) == len(thin._halves) + 1 <= max(4, kept // 400) + 2
+
+
+@given(st.data(), st.lists(st.tuples(st.integers(0, 9), st.floats(-3, 3)), min_size=1, max_size=6))
+def test_counts_are_filled_within_their_bounds(data: st.DataObject, leaves: list[tuple[int, float]]) -> None:
+    most = np.array([bound for bound, _ in leaves])
+    counts = np.array([data.draw(st.integers(0, bound)) for bound, _ in leaves])
+    length = data.draw(st.integers(0, int(most.sum())))
+    lag = np.array([lag for _, lag in leaves])
+    due = counts + lag
+    fill(counts, lag, most, length)
+    assert counts.sum() == length and (counts >= 0).all() and (counts <= most).all() and np.allclose(counts + lag, due)

@@ -38,7 +38,7 @@ class Lengths(TaskEncoder):
         return {**collated, "labels": labels, "array": np.arange(3), "note": ("text", None), "__restore_key__": ()}
 
 
-def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, **roles: Any) -> Any:
+def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, check_peers: bool = True, **roles: Any) -> Any:
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=AXES)
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
     dataset = get_train_dataset(
@@ -49,7 +49,7 @@ def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, **rol
         worker_config=config,
         task_encoder=encoder,
     )
-    return get_savable_loader(dataset, check_peers=True)
+    return get_savable_loader(dataset, check_peers=check_peers)
 
 
 def _plain(batch: Any) -> Any:
@@ -95,16 +95,16 @@ def test_broadcast_batches_are_those_that_each_rank_would_load(
 def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRanks) -> None:
     def rank_main(rank: int) -> Any:
         found = []
-        for share in ("load", "broadcast"):
+        for share, check_peers in itertools.product(("load", "broadcast"), (True, False)):
             roles = {"share": share, "stages": "ends", "last_stage_fields": ["labels"]}
-            with _loader(leaf_of(9, "share"), (2, 1, 1, 1), Lengths(), **roles) as loader:
+            with _loader(leaf_of(9, "share"), (2, 1, 1, 1), Lengths(), check_peers, **roles) as loader:
                 found.append(sorted(next(iter(loader))))
         return found
 
     whole = ["__key__", "__restore_key__", "array", "labels", "note", "tokens", "who"]
     first, last = run_ranks(2, rank_main)
-    assert first == [whole, whole]
-    assert last == [["__key__", "__restore_key__", "labels"]] * 2
+    assert first == [whole] * 4
+    assert last == [["__key__", "__restore_key__", "labels"]] * 4
 
 
 def test_so_it_does_of_packed_samples(leaf_of: Any, run_ranks: RunRanks) -> None:

@@ -87,6 +87,7 @@ def test_the_figure_says_how_many_and_shows_some() -> None:
         raise ValueError("not these")
 
     assert ">19</span>" in token_figure(row, "it", broken, 20)  # numbers, then
+    assert "w19</span>" in token_figure(row, "it", words, 20)
 
 
 def test_a_text_is_shown_up_to_the_limit() -> None:
@@ -95,3 +96,8 @@ def test_a_text_is_shown_up_to_the_limit() -> None:
         whole, cut = str(view.text("a" * 5)), str(view.text("b" * 6))
         assert "aaaaa" in whole and "…" not in whole and "characters" not in whole
         assert "bbbbb" in cut and "b" * 6 not in cut and "6 characters" in cut and ("/all" in cut) == bool(more)
+
+
+def test_stored_parts_that_are_values_are_shown_as_such() -> None:
+    shown = str(ValueView("it", lambda path: None, Amount()).parts({"tags": ["red", 7], "txt": b"words", "none": b""}))
+    assert "red" in shown and "words" in shown and shown.count("empty") == 1
