@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from energon_lite import (
     BestFit,
     Capacity,
+    Chunks,
     Fixed,
     SkipSample,
     TaskEncoder,
@@ -226,6 +227,9 @@ def test_each_batch_that_is_made_of_one_has_a_digest_of_its_own(leaf_of: Callabl
             yield batch
             yield batch
 
-    dataset = get_train_dataset(leaf_of(20, "a"), batch_size=2, task_encoder=Twice(), worker_config=ALONE)
+    one_lane = Chunks(lanes=1)
+    dataset = get_train_dataset(
+        leaf_of(20, "a"), batch_size=2, task_encoder=Twice(), worker_config=ALONE, chunks=one_lane
+    )
     with get_savable_loader(dataset) as loader:
         assert len({loader.digest for _, _ in zip(range(8), loader, strict=False)}) == 8

@@ -38,7 +38,9 @@ class Lengths(TaskEncoder):
         return {**collated, "labels": labels, "array": np.arange(3), "note": ("text", None), "__restore_key__": ()}
 
 
-def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, check_peers: bool = True, **roles: Any) -> Any:
+def _loader(
+    path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, check_peers: bool = True, **roles: Any
+) -> Any:
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=AXES)
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
     dataset = get_train_dataset(
