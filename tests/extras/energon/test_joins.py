@@ -50,6 +50,8 @@ class Counted(Sample):
 
 def nothing(*samples):
     return 7
+
+SEVEN = 7
 """
 
 
@@ -168,9 +170,10 @@ def test_trust(room: Path) -> None:
     with pytest.raises(TrustError, match="the joiner is code that would have to be imported"):
         get_val_dataset(join(room), split_part="train", worker_config=ALONE)
     document = join(room)
-    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": "nothng"}
-    with pytest.raises(ConfigError, match="cannot import 'nothng'"):
-        texts(document)
+    for name, says in (("nothng", "cannot import 'nothng'"), ("SEVEN", "SEVEN is not a function")):
+        document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": name}
+        with pytest.raises(ConfigError, match=says):
+            texts(document)
 
 
 def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,9 +259,10 @@ class TestFiles:
             (tmp_path / "energon_lite-link.pack").symlink_to(tmp_path / "mine")
             os.mkfifo(tmp_path / "energon_lite-fifo.pack")
             (tmp_path / "mine").write_bytes(b"mine")
+            (tmp_path / "energon_lite-notes.txt").write_bytes(b"of somebody else")
             made = PackedList.from_iterable([3])
             assert living < set(tmp_path.glob("*.pack")) and len(living) == 1 and os.path.exists(made.path)
-            assert (tmp_path / "mine").exists()
+            assert (tmp_path / "mine").exists() and (tmp_path / "energon_lite-notes.txt").exists()
         finally:
             process.kill()
             process.wait()

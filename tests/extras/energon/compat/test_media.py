@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import energon_lite.extras.media
+from energon_lite.extras.energon.compat.documents import AVProbeIndex
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.storage import SampleDecoder
@@ -51,6 +52,20 @@ def test_pictures(kind: str, size: tuple[int, int] | None) -> None:
     frames = get_single_frames_uniform(ours, 5, video_out_frame_size=size, return_timestamps=True)
     expected = energon.get_single_frames_uniform(theirs, 5, video_out_frame_size=size, return_timestamps=True)
     assert torch.equal(frames[0], expected[0]) and frames[1] == expected[1]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_the_frame_near_a_time(kind: str) -> None:
+    av, theirs = pytest.importorskip("av"), pytest.importorskip("megatron.energon.av.av_reader").AVProbeIndex
+    with av.open(io.BytesIO(media(kind))) as one, av.open(io.BytesIO(media(kind))) as other:
+        ours, expected = AVProbeIndex(one), theirs(other)
+        times = [ours[at].timestamp for at in range(len(ours))]
+    assert len(ours) == len(expected) == 40
+    if times != sorted(times):
+        return  # frames that are shown in another order than they are stored are searched otherwise
+    for way in ({"backward": b, "any_frame": a} for b in (True, False) for a in (True, False)):
+        for time in (shift + time for time in times for shift in (-1, 0, 1)):
+            assert ours.search_timestamp(time, **way) == expected.search_timestamp(time, **way), (time, way)
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp4", "mov", "mkv"])

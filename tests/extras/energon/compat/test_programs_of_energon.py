@@ -139,6 +139,10 @@ def test_modules_code_and_other_parts_of_megatron(tmp_path: Path) -> None:
     expected = "core energon_lite.worker_config __main__ ['-x', '1']\n"
     for how in (["-m", "tool"], ["tool.py"]):
         assert run(["-m", "energon_lite.extras.energon", *how, "-x", "1"], cwd=tmp_path) == expected
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "script.py").write_text("import sys\nprint(sys.path[0])\n")
+    shown = run(["-m", "energon_lite.extras.energon", "elsewhere/script.py"], cwd=tmp_path)
+    assert shown == f"{tmp_path / 'elsewhere'}\n"
 
 
 #: In one process: ways to call the command, what is absent and what to write instead, and the way back to Energon.
