@@ -19,6 +19,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.config import OptimizerConfig
+from tests.trainer.parallel.plain_loop import torchs_optimizer
 
 WORDS, WIDTH = 13, 5
 F32, F64 = torch.float32, torch.float64
@@ -125,14 +126,7 @@ def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerCo
     """The run of one process with torch's own fused optimizer."""
     net = AwkwardNet(dtype)
     trained = [p for p in net.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    if config.algorithm == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
-    else:
-        optimizer = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
+    optimizer = torchs_optimizer(trained, config, fused=True)
     losses, norms = [], []
     for batches, lr in zip(steps, rates(len(steps)), strict=True):
         tokens = max(1.0, float(sum(batch.mask.sum() for batch in batches)))

@@ -17,8 +17,10 @@ from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
+from tests.testing import nightly_but
 from tests.trainer.models.by_documents import BY_DOCUMENTS
 from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens
+from tests.trainer.parallel.plain_loop import torchs_optimizer
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
@@ -111,14 +113,7 @@ def huggingface_run(case: Case, start: Weights, steps: list[list[Rows]]) -> Plai
             parameter.copy_(start[name][: len(parameter)])
     assert len(named) + len(prefix) == len(start)
     parameters = [*named.values(), *prefix.values()]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": OPTIMIZER.weight_decay},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=OPTIMIZER.betas,
-        eps=OPTIMIZER.eps,
-    )
+    optimizer = torchs_optimizer(parameters, OPTIMIZER)
     losses, norms = [], []
     for number, micro_batches in enumerate(steps):
         tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
@@ -171,9 +166,7 @@ def differences(case: Case, seed: int, run_ranks: RunRanks) -> tuple[float, floa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed not in ALWAYS)) for seed in range(CASES)]
-)
+@pytest.mark.parametrize("seed", nightly_but(ALWAYS, range(CASES)))
 def test_a_layout_makes_their_run(run_ranks: RunRanks, seed: int) -> None:
     case = make_case(seed)
     numbers, weights = differences(case, seed, run_ranks)
