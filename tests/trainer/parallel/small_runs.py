@@ -121,7 +121,9 @@ def metrics(output: Path) -> Lines:
     """The lines of a run's file, without those values that are times."""
     lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
     times = {"seconds", "data_wait", "tokens_per_second", "memory_gib"}
-    assert all(times < entry.keys() for entry in lines)
+    assert all(
+        times < entry.keys() for entry in lines if entry["step"]
+    )  # before the first, there is nothing but evaluation
     return [{key: value for key, value in entry.items() if key not in times} for entry in lines]
 
 

@@ -41,19 +41,6 @@ def parts_of(name: str) -> dict[str, Any]:
     return preferences.parts() if name == "preferences" else {"contrastive": contrastive, "speech": speech}[name].PARTS
 
 
-@pytest.fixture(params=["contrastive", "speech", "preferences"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def data(name: str, blend: Path, tmp_path: Path) -> Path:
-    """Pictures with captions, texts, or pairs of answers."""
-    if name == "preferences":
-        return write_answers(tmp_path / "answers.jsonl")
-    return tmp_path / {"contrastive": "pictures", "speech": "lines"}[name]
-
-
 def config_of(path: Path, output: Path, *, mesh: dict[str, Any] | None = None, **train: Any) -> TrainerConfig:
     shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24, "tie_embeddings": False}
     # With a smaller eps, AdamW makes steps of the rounding of gradients that are zero, as of biases of keys.
@@ -79,27 +66,33 @@ def far(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-def test_a_run_is_a_plain_loop_on_any_ranks_and_goes_on_after_a_kill(
-    run_ranks: RunRanks, data: Path, name: str, tmp_path: Path
-) -> None:
-    one = config_of(data, tmp_path / "one")
-    ((alone, (weights, losses)),) = run_ranks(1, lambda rank: (trained(one, name), run_by_hand(one, parts_of(name))))
-    lines = metrics(tmp_path / "one")
-    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)
+@pytest.mark.parametrize(
+    ("name", "data"), [("contrastive", "pictures"), ("speech", "lines"), ("preferences", "answers.jsonl")]
+)
+def test_a_run_is_a_plain_loop_on_any_ranks_and_goes_on_after_a_kill(runs: SmallRuns, name: str, data: str) -> None:
+    write_answers(runs.folder / "answers.jsonl")
+
+    def config(output: str) -> TrainerConfig:
+        return config_of(runs.folder / data, runs.folder / output)
+
+    ((alone, (weights, losses)),) = runs.run_ranks(
+        1, lambda rank: (trained(config("one"), name), run_by_hand(config("one"), parts_of(name)))
+    )
+    assert [line["loss"] for line in runs.metrics("one")] == pytest.approx(losses, rel=1e-6)
     assert far(alone, weights) < 1e-6
     assert losses[-1] < losses[0], "it learns"
 
-    two = run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "two"), name))
+    two = runs.run_ranks(2, lambda rank: trained(config("two"), name))
     assert far(two[0], two[1]) == 0.0 and far(two[0], weights) < 1e-6
-    assert [line["loss"] for line in metrics(tmp_path / "two")] == pytest.approx(losses, rel=1e-6)
+    assert [line["loss"] for line in runs.metrics("two")] == pytest.approx(losses, rel=1e-6)
 
     with pytest.raises(RankFailure, match="died without a word"):
-        run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "killed"), name, kill_at=4))
-    shutil.copytree(tmp_path / "killed", tmp_path / "moved")
-    again = run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "killed"), name))
+        runs.run_ranks(2, lambda rank: trained(config("killed"), name, kill_at=4))
+    shutil.copytree(runs.folder / "killed", runs.folder / "moved")
+    again = runs.run_ranks(2, lambda rank: trained(config("killed"), name))
     assert far(again[0], two[0]) == 0.0
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "two")
-    (moved,) = run_ranks(1, lambda rank: trained(config_of(data, tmp_path / "moved"), name))
+    assert runs.metrics("killed") == runs.metrics("two")
+    (moved,) = runs.run_ranks(1, lambda rank: trained(config("moved"), name))
     assert far(moved, weights) < 1e-6
 
 
