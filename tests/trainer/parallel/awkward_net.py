@@ -6,8 +6,8 @@ The run uses torch's own AdamW or SGD, and nothing of the trainer's.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.config import OptimizerConfig
-from tests.trainer.parallel.plain_loop import torchs_optimizer
+from tests.trainer.parallel.plain_loop import plain_steps
 
 WORDS, WIDTH = 13, 5
 F32, F64 = torch.float32, torch.float64
@@ -118,6 +118,10 @@ class Run:
     weights: dict[str, torch.Tensor]
 
 
+def tokens_of(batches: list[Batch]) -> float:
+    return max(1.0, float(sum(batch.mask.sum() for batch in batches)))
+
+
 def rates(steps: int) -> list[float]:
     return [0.02 * (1 - step / (2 * steps)) for step in range(steps)]
 
@@ -125,24 +129,12 @@ def rates(steps: int) -> list[float]:
 def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerConfig) -> Run:
     """The run of one process with torch's own fused optimizer."""
     net = AwkwardNet(dtype)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torchs_optimizer(trained, config, fused=True)
-    losses, norms = [], []
-    for batches, lr in zip(steps, rates(len(steps)), strict=True):
-        tokens = max(1.0, float(sum(batch.mask.sum() for batch in batches)))
-        loss = sum(net.loss_sum(batch) for batch in batches) / tokens
-        for p in trained:
-            p.grad = torch.zeros_like(p)
-        loss.backward()  # type: ignore[union-attr]
-        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in trained if p.grad is not None))
-        if config.clip and norm > config.clip:
-            for p in trained:
-                p.grad.mul_(config.clip / norm)  # type: ignore[union-attr]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        losses.append(float(loss.detach()))  # type: ignore[union-attr]
-        norms.append(norm)
+
+    def loss(batch: Batch, tokens: float) -> torch.Tensor:
+        return net.loss_sum(batch) / tokens
+
+    made = [[partial(loss, batch, tokens_of(batches)) for batch in batches] for batches in steps]
+    losses, norms = plain_steps(dict(net.named_parameters()), made, config, rates(len(steps)))
     return Run(losses, norms, {name: p.detach().clone() for name, p in net.named_parameters()})
 
 
@@ -159,7 +151,7 @@ def train(
         ranks, rank = ranks * mesh.size(axis), rank * mesh.size(axis) + mesh.rank(axis)
     losses, norms = [], []
     for batches, lr in zip(steps, rates(len(steps)), strict=True):
-        tokens = max(1.0, float(sum(batch.mask.sum() for batch in batches)))
+        tokens = tokens_of(batches)
         mine = batches[rank::ranks]
         total = torch.zeros((), dtype=torch.float64)
         optimizer.begin_step(len(mine))

@@ -1,6 +1,6 @@
-"""The model and the optimizer once more, for one process, written plainly: what every layout must agree with.
+"""The model once more, for one process, written plainly: what every layout must agree with, by torch's optimizer.
 
-Nothing here is shared with the trainer but the names of the parameters and of the settings.
+Nothing here is shared with the trainer but the names of the parameters and of the settings, and the schedule.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.training.config import OptimizerConfig
+from tests.trainer.parallel.plain_loop import plain_steps
 
 Weights = dict[str, torch.Tensor]
 
@@ -118,44 +120,24 @@ class PlainRun:
     weights: Weights
 
 
+def tokens_of(step: list[Rows]) -> float:
+    """The number of those that count, at least one."""
+    return max(1.0, sum(float(rows.loss_mask.sum()) for rows in step))
+
+
 def train(
     weights: Weights,
     config: ModelConfig,
     steps: list[list[Rows]],
-    rates: list[float],
     settings: OptimizerConfig,
     frozen: tuple[str, ...] = (),
 ) -> PlainRun:
     """AdamW or SGD on the mean loss of all tokens of each step's micro-batches together."""
-    every = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
-    weights = {name: w for name, w in every.items() if name not in frozen}
-    first = {name: torch.zeros_like(w) for name, w in weights.items()}
-    second = {name: torch.zeros_like(w) for name, w in weights.items()}
-    losses, norms = [], []
-    for number, (micro_batches, lr) in enumerate(zip(steps, rates, strict=True), start=1):
-        tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
-        sums = torch.stack([loss_sum(every, config, rows) for rows in micro_batches])
-        loss = sums.sum() / max(tokens, 1.0)
-        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        grads = {
-            name: torch.zeros_like(w) if grad is None else grad
-            for (name, w), grad in zip(weights.items(), found, strict=True)
-        }
-        norm = math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in grads.values()))
-        losses.append(float(loss.detach()))
-        norms.append(norm)
-        with torch.no_grad():
-            for name, w in weights.items():
-                grad = grads[name] * min(1.0, settings.clip / max(norm, settings.clip))
-                decay = settings.weight_decay if w.dim() > 1 else 0.0
-                if settings.algorithm == "sgd":
-                    first[name] = settings.momentum * first[name] + grad + decay * w
-                    w.sub_(lr * first[name])
-                    continue
-                one, two = settings.betas
-                first[name] = one * first[name] + (1 - one) * grad
-                second[name] = two * second[name] + (1 - two) * grad * grad
-                w.mul_(1 - lr * decay)
-                corrected = (second[name] / (1 - two**number)).sqrt() + settings.eps
-                w.sub_(lr * (first[name] / (1 - one**number)) / corrected)
-    return PlainRun(losses, norms, {name: w.detach() for name, w in every.items()})
+    named = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
+
+    def loss(rows: Rows, tokens: float) -> torch.Tensor:
+        return loss_sum(named, config, rows) / tokens
+
+    made = [[partial(loss, rows, tokens_of(step)) for rows in step] for step in steps]
+    losses, norms = plain_steps(named, made, settings)
+    return PlainRun(losses, norms, {name: w.detach() for name, w in named.items()})

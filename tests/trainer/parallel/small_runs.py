@@ -136,11 +136,6 @@ def assert_same_metrics(one: Lines, other: Lines, rel: float = 1e-5, of_norms: f
             assert its[key] == (value if key in ("digest", "tokens", "lr") else rounded), key
 
 
-def saved(output: Path) -> list[int]:
-    """The steps of a run's checkpoints."""
-    return [int(name.removeprefix("step-")) for name in CheckpointFiles(output / "checkpoints").names()]
-
-
 @dataclass(frozen=True)
 class SmallRuns:
     """Runs on one data set, each in a folder of its own, of the settings of :func:`make_config`."""
@@ -168,7 +163,9 @@ class SmallRuns:
         return metrics(self.folder / name)
 
     def saved(self, name: str = "run") -> list[int]:
-        return saved(self.folder / name)
+        """The steps of its checkpoints."""
+        found = CheckpointFiles(self.folder / name / "checkpoints").names()
+        return [int(step.removeprefix("step-")) for step in found]
 
 
 @pytest.fixture

@@ -300,8 +300,7 @@ def plain_run_in_child(
     settings: OptimizerConfig = OPTIMIZER,
 ) -> PlainRun:
     """Away from the test process: where there is a GPU, a process that has run autograd must not fork any more."""
-    rates = [learning_rate(number, len(steps), settings) for number in range(len(steps))]
-    run: PlainRun = run_ranks(1, lambda rank: plain_llama.train(start, config, steps, rates, settings, frozen))[0]
+    run: PlainRun = run_ranks(1, lambda rank: plain_llama.train(start, config, steps, settings, frozen))[0]
     return run
 
 

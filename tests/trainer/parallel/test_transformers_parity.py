@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,11 +17,11 @@ import torch
 from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
+from energon_lite.trainer.optimizer.config import OptimizerConfig
 from tests.testing import nightly_but
 from tests.trainer.models.by_documents import BY_DOCUMENTS
-from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens
-from tests.trainer.parallel.plain_loop import torchs_optimizer
+from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens, tokens_of
+from tests.trainer.parallel.plain_loop import plain_steps
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
@@ -112,31 +113,18 @@ def huggingface_run(case: Case, start: Weights, steps: list[list[Rows]]) -> Plai
             parameter = named[huggingface_name(name)]
             parameter.copy_(start[name][: len(parameter)])
     assert len(named) + len(prefix) == len(start)
-    parameters = [*named.values(), *prefix.values()]
-    optimizer = torchs_optimizer(parameters, OPTIMIZER)
-    losses, norms = [], []
-    for number, micro_batches in enumerate(steps):
-        tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
-        total = 0.0
-        for p in parameters:  # one that nothing uses is decayed all the same
-            p.grad = torch.zeros_like(p)
-        for rows in micro_batches:
-            if not len(rows.tokens):
-                continue
-            embedded = model.get_input_embeddings()(rows.tokens).clone()
-            for image, row, begin in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
-                inside = image_tokens(prefix, image, config.patch_size)
-                embedded[row, begin : begin + len(inside)] = inside
-            logits = model(inputs_embeds=embedded, **seen_by(rows, config.sliding_window)).logits
-            each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows.labels, reduction="none")
-            loss = (each * rows.loss_mask).sum() / tokens
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip).item())
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(number, len(steps), OPTIMIZER)
-        optimizer.step()
+
+    def loss(rows: Rows, tokens: float) -> torch.Tensor:
+        embedded = model.get_input_embeddings()(rows.tokens).clone()
+        for image, row, begin in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
+            inside = image_tokens(prefix, image, config.patch_size)
+            embedded[row, begin : begin + len(inside)] = inside
+        logits = model(inputs_embeds=embedded, **seen_by(rows, config.sliding_window)).logits
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows.labels, reduction="none")
+        return (each * rows.loss_mask).sum() / tokens
+
+    made = [[partial(loss, rows, tokens_of(step)) for rows in step if len(rows.tokens)] for step in steps]
+    losses, norms = plain_steps(named | prefix, made, OPTIMIZER)
     found = {name.removeprefix("model."): p.detach() for name, p in (named | prefix).items()}
     return PlainRun(losses, norms, found)
 
