@@ -19,7 +19,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.config import OptimizerConfig
-from tests.trainer.parallel.plain_loop import plain_steps
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 
 WORDS, WIDTH = 13, 5
 F32, F64 = torch.float32, torch.float64
@@ -111,13 +111,6 @@ def make_steps(steps: int, micro_batches: int, seed: int = 3) -> list[list[Batch
     return made
 
 
-@dataclass
-class Run:
-    losses: list[float]
-    norms: list[float]
-    weights: dict[str, torch.Tensor]
-
-
 def tokens_of(batches: list[Batch]) -> float:
     return max(1.0, float(sum(batch.mask.sum() for batch in batches)))
 
@@ -126,7 +119,7 @@ def rates(steps: int) -> list[float]:
     return [0.02 * (1 - step / (2 * steps)) for step in range(steps)]
 
 
-def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerConfig) -> Run:
+def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerConfig) -> PlainRun:
     """The run of one process with torch's own fused optimizer."""
     net = AwkwardNet(dtype)
 
@@ -135,7 +128,7 @@ def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerCo
 
     made = [[partial(loss, batch, tokens_of(batches)) for batch in batches] for batches in steps]
     losses, norms = plain_steps(dict(net.named_parameters()), made, config, rates(len(steps)))
-    return Run(losses, norms, {name: p.detach().clone() for name, p in net.named_parameters()})
+    return PlainRun(losses, norms, {name: p.detach().clone() for name, p in net.named_parameters()})
 
 
 def train(
@@ -144,7 +137,7 @@ def train(
     mesh: ParallelMesh,
     steps: list[list[Batch]],
     spread: tuple[str, ...] = ("dp",),
-) -> Run:
+) -> PlainRun:
     """This rank's part of the same run, with micro-batches spread over some axes of the mesh."""
     ranks, rank = 1, 0
     for axis in spread:
@@ -166,10 +159,10 @@ def train(
                 dist.all_reduce(total, group=group)
         losses.append(float(total))
         norms.append(optimizer.step(lr=lr))
-    return Run(losses, norms, {name: value.clone() for name, value in net.state_dict(keep_vars=False).items()})
+    return PlainRun(losses, norms, {name: value.clone() for name, value in net.state_dict(keep_vars=False).items()})
 
 
-def unlike(one: Run, other: Run) -> dict[str, float]:
+def unlike(one: PlainRun, other: PlainRun) -> dict[str, float]:
     """The largest differences of losses (absolute), norms (relative) and parameters (absolute)."""
     return {
         "losses": max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)),

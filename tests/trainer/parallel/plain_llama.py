@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.training.config import OptimizerConfig
-from tests.trainer.parallel.plain_loop import plain_steps
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 
 Weights = dict[str, torch.Tensor]
 
@@ -111,13 +110,6 @@ def _frequency(frequency: float, config: ModelConfig) -> float:
         return frequency
     smooth = (original / wave - low) / (high - low)
     return (1 - smooth) * frequency / factor + smooth * frequency
-
-
-@dataclass
-class PlainRun:
-    losses: list[float]
-    norms: list[float]
-    weights: Weights
 
 
 def tokens_of(step: list[Rows]) -> float:

@@ -8,12 +8,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from energon_lite.trainer import OptimizerConfig, Trainer, TrainerConfig, learning_rate
+
+
+@dataclass
+class PlainRun:
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
 
 
 def plain_steps(

@@ -21,11 +21,11 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
 from tests.testing import nightly_but
-from tests.trainer.parallel.awkward_net import F64, AwkwardNet, Batch, Run, make, make_steps, train
+from tests.trainer.parallel.awkward_net import F64, AwkwardNet, Batch, make, make_steps, train
 from tests.trainer.parallel.late_collectives import patched, watched_collectives
+from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, train_on
-from tests.trainer.parallel.test_parity import Run as LlamaRun
 from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
 from tests.trainer.parallel.training_part import Part
 
@@ -36,7 +36,7 @@ from tests.trainer.parallel.training_part import Part
 def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, reduce: str) -> None:
     """Memory of gradients is used again only when it was sent, and values only when they have come."""
 
-    def job(rank: int) -> tuple[Run, Run]:
+    def job(rank: int) -> tuple[PlainRun, PlainRun]:
         net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
         now = train(net, optimizer, mesh, make_steps(5, 6))
         net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
@@ -61,14 +61,14 @@ def test_pipelines_do_not_depend_on_when_collectives_run(
 ) -> None:
     config, steps = dataclasses.replace(BASE, tie_embeddings=True), make_llama_steps()[:3]
 
-    def job(rank: int) -> tuple[LlamaRun, LlamaRun]:
+    def job(rank: int) -> tuple[PlainRun, PlainRun]:
         now = train_on(config, steps, layout, settings=settings)
         with watched_collectives(late=True):
             return now, train_on(config, steps, layout, settings=settings)
 
     for now, late in run_ranks(layout.world, job):
         assert now.losses == late.losses and now.norms == late.norms
-        assert all(torch.equal(weight, late.end[name]) for name, weight in now.end.items())
+        assert all(torch.equal(weight, late.weights[name]) for name, weight in now.weights.items())
 
 
 def test_gradients_leave_a_pipeline_chunk_by_chunk(run_ranks: RunRanks) -> None:

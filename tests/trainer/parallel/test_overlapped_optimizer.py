@@ -26,7 +26,7 @@ from tests.trainer.parallel.awkward_net import (
     F32,
     F64,
     AwkwardNet,
-    Run,
+    PlainRun,
     config,
     make,
     make_steps,
@@ -39,7 +39,7 @@ from tests.trainer.parallel.rank_processes import RunRanks
 STEPS = 20
 
 
-def assert_close(run: Run, serial: Run, dtype: torch.dtype) -> None:
+def assert_close(run: PlainRun, serial: PlainRun, dtype: torch.dtype) -> None:
     found = unlike(run, serial)
     limits = {"losses": 1e-6, "norms": 1e-6, "parameters": 1e-5}
     for what, difference in found.items():
@@ -65,7 +65,7 @@ ALL_CASES = list(itertools.product([F32, F64], ["last", "every"], [1, 60, None],
 
 
 def run_cases(world: int, cases: list[Case], run_ranks: RunRanks) -> None:
-    def job(rank: int) -> list[Run]:
+    def job(rank: int) -> list[PlainRun]:
         runs = []
         for dtype, reduce, bucket_size, algorithm, micro_batches in cases:
             net, optimizer, mesh = make(dtype, reduce=reduce, bucket_size=bucket_size, algorithm=algorithm)
@@ -73,7 +73,7 @@ def run_cases(world: int, cases: list[Case], run_ranks: RunRanks) -> None:
         return runs
 
     by_rank = run_ranks(world, job, timeout=900.0)
-    serials: dict[tuple[torch.dtype, str, int], Run] = {}
+    serials: dict[tuple[torch.dtype, str, int], PlainRun] = {}
     for runs in by_rank:
         for run, first, case in zip(runs, by_rank[0], cases, strict=True):
             key = case[0], case[3], case[4]
@@ -272,7 +272,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(run_ranks: Ru
 def test_a_model_has_one_optimizer_at_a_time(run_ranks: RunRanks) -> None:
     """Of two, one would get no gradients. When one is closed, the next goes on with the values that it left."""
 
-    def job(rank: int) -> tuple[Run, Run, bool]:
+    def job(rank: int) -> tuple[PlainRun, PlainRun, bool]:
         begin, go_on = make_steps(2, 2), make_steps(3, 2, seed=4)
         net, first, mesh = make()
         train(net, first, mesh, begin)

@@ -25,7 +25,8 @@ from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
 from tests.trainer.models.by_documents import BY_DOCUMENTS
 from tests.trainer.parallel import plain_llama
-from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights
+from tests.trainer.parallel.plain_llama import Rows, Weights
+from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
 
 BASE = ModelConfig(
@@ -146,12 +147,9 @@ def own(micro_batches: list[Rows], mesh: ParallelMesh) -> list[Rows | None]:
 
 
 @dataclass
-class Run:
+class Run(PlainRun):
     start: Weights
-    losses: list[float]
     tokens: list[int]
-    norms: list[float]
-    end: Weights
 
 
 def train_on(
@@ -174,27 +172,22 @@ def train_on(
         lr = learning_rate(number, len(steps), settings)
         results.append(train_step(model, optimizer, mine, mesh, lr=lr))
     optimizer.wait_parameters()
-    return Run(
-        start,
-        [result.loss for result in results],
-        [result.tokens for result in results],
-        [result.grad_norm for result in results],
-        gathered(model, mesh),
-    )
+    losses, norms = [result.loss for result in results], [result.grad_norm for result in results]
+    return Run(losses, norms, gathered(model, mesh), start, [result.tokens for result in results])
 
 
-def assert_same(runs: list[Run], plain: PlainRun, tolerance: float, of_weights: float | None = None) -> None:
+def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
     """Losses and norms, relative to what is above one, and weights."""
     for run in runs:
         torch.testing.assert_close(run.losses, plain.losses, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(run.norms, plain.norms, rtol=tolerance, atol=tolerance)
-        assert run.end.keys() == plain.weights.keys()
-        for name, weight in run.end.items():
-            torch.testing.assert_close(weight, plain.weights[name], rtol=0, atol=of_weights or tolerance)
+        assert run.weights.keys() == plain.weights.keys()
+        for name, weight in run.weights.items():
+            torch.testing.assert_close(weight, plain.weights[name], rtol=0, atol=tolerance)
     # What ranks hold in common they hold to the last bit: a rounding error that differs would grow.
     for run in runs[1:]:
         assert run.losses == runs[0].losses and run.norms == runs[0].norms
-        assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
+        assert all(torch.equal(run.weights[name], runs[0].weights[name]) for name in run.weights)
 
 
 #: The settings of a run, with the values that each may have. Kinds of micro-batches; names of parameters that stay.
@@ -309,7 +302,7 @@ def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunR
     for run in run_ranks(2, lambda rank: train_on(BASE, steps, Layout(dp=2))):
         assert (run.losses, run.tokens, run.norms) == ([0.0], [0], [0.0])
         decayed = 1 - learning_rate(0, 1, OPTIMIZER) * OPTIMIZER.weight_decay
-        for name, weight in run.end.items():
+        for name, weight in run.weights.items():
             factor = decayed if weight.dim() > 1 else 1.0
             torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
 

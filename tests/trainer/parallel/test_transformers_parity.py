@@ -20,8 +20,8 @@ from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from tests.testing import nightly_but
 from tests.trainer.models.by_documents import BY_DOCUMENTS
-from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens, tokens_of
-from tests.trainer.parallel.plain_loop import plain_steps
+from tests.trainer.parallel.plain_llama import Rows, Weights, image_tokens, tokens_of
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
@@ -143,12 +143,12 @@ def differences(case: Case, seed: int, run_ranks: RunRanks) -> tuple[float, floa
         case.layout.world, lambda rank: train_on(case.config, steps, case.layout, settings=case.settings)
     )[0]
     theirs: PlainRun = run_ranks(1, lambda rank: huggingface_run(case, ours.start, steps))[0]
-    assert ours.end.keys() == theirs.weights.keys()
+    assert ours.weights.keys() == theirs.weights.keys()
     pairs = [*zip(ours.losses, theirs.losses, strict=True), *zip(ours.norms, theirs.norms, strict=True)]
     numbers = max(abs(mine - other) / max(1.0, abs(other)) for mine, other in pairs)
-    of_weights = [(w[: len(theirs.weights[n])] - theirs.weights[n]).abs().max().item() for n, w in ours.end.items()]
+    of_weights = [(w[: len(theirs.weights[n])] - theirs.weights[n]).abs().max().item() for n, w in ours.weights.items()]
     # They have moved: by more than what may differ.
-    assert all((w - ours.start[name]).abs().max() > 10 * OF_WEIGHTS for name, w in ours.end.items())
+    assert all((w - ours.start[name]).abs().max() > 10 * OF_WEIGHTS for name, w in ours.weights.items())
     return numbers, max(of_weights)
 
 

@@ -19,7 +19,7 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
-from tests.trainer.parallel.plain_llama import PlainRun, Rows
+from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import (
     BASE,
@@ -123,8 +123,8 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     config = dataclasses.replace(config, vision=dataclasses.replace(vision, **told))
     runs = run_ranks(layout.world, functools.partial(train, config, layout, optimizer, ()))
     assert all(torch.equal(weight, one.start[name]) for name, weight in runs[0].start.items()), "another start"
-    assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
-    moved = [name for name in one.end if name.startswith(("vision.", "projector.")) and name.endswith(".weight")]
+    assert_same(runs, one, 1e-10)
+    moved = [name for name in one.weights if name.startswith(("vision.", "projector.")) and name.endswith(".weight")]
     assert len(moved) > 20
 
 
@@ -136,9 +136,9 @@ def test_what_of_an_encoder_is_frozen_stays(run_ranks: RunRanks, layout: Layout,
     frozen = tuple(name for name, _ in LlamaModel(config, build_mesh()).named_parameters() if name.startswith(still))
     one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, frozen))[0]
     runs = run_ranks(layout.world, functools.partial(train, config, layout, LAST, frozen))
-    assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
-    assert all(torch.equal(one.end[name], one.start[name]) for name in frozen)
-    moved = not torch.equal(one.end["projector.linear_1.weight"], one.start["projector.linear_1.weight"])
+    assert_same(runs, one, 1e-10)
+    assert all(torch.equal(one.weights[name], one.start[name]) for name in frozen)
+    moved = not torch.equal(one.weights["projector.linear_1.weight"], one.start["projector.linear_1.weight"])
     assert moved == ("projector" not in still)
 
 
