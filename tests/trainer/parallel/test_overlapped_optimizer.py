@@ -26,7 +26,6 @@ from tests.trainer.parallel.awkward_net import (
     F32,
     F64,
     AwkwardNet,
-    PlainRun,
     config,
     make,
     make_steps,
@@ -34,6 +33,7 @@ from tests.trainer.parallel.awkward_net import (
     train,
     unlike,
 )
+from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
 
 STEPS = 20
