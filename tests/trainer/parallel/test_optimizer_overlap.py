@@ -32,20 +32,26 @@ from tests.trainer.parallel.training_part import Part
 # -- when collectives happen -------------------------------------------------------------------------------------------
 
 
+def assert_equal_when_late(run_ranks: RunRanks, world: int, run: Callable[[], PlainRun]) -> None:
+    def job(rank: int) -> tuple[PlainRun, PlainRun]:
+        now = run()
+        with watched_collectives(late=True):
+            return now, run()
+
+    for now, late in run_ranks(world, job):
+        assert now.losses == late.losses and now.norms == late.norms
+        assert all(torch.equal(weight, late.weights[name]) for name, weight in now.weights.items())
+
+
 @pytest.mark.parametrize("reduce", ["last", "every"])
 def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, reduce: str) -> None:
     """Memory of gradients is used again only when it was sent, and values only when they have come."""
 
-    def job(rank: int) -> tuple[PlainRun, PlainRun]:
+    def run() -> PlainRun:
         net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
-        now = train(net, optimizer, mesh, make_steps(5, 6))
-        net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
-        with watched_collectives(late=True):
-            return now, train(net, optimizer, mesh, make_steps(5, 6))
+        return train(net, optimizer, mesh, make_steps(5, 6))
 
-    for now, late in run_ranks(2, job):
-        assert now.losses == late.losses and now.norms == late.norms
-        assert all(torch.equal(weight, late.weights[name]) for name, weight in now.weights.items())
+    assert_equal_when_late(run_ranks, 2, run)
 
 
 @pytest.mark.slow
@@ -60,15 +66,7 @@ def test_pipelines_do_not_depend_on_when_collectives_run(
     run_ranks: RunRanks, layout: Layout, settings: OptimizerConfig
 ) -> None:
     config, steps = dataclasses.replace(BASE, tie_embeddings=True), make_llama_steps()[:3]
-
-    def job(rank: int) -> tuple[PlainRun, PlainRun]:
-        now = train_on(config, steps, layout, settings=settings)
-        with watched_collectives(late=True):
-            return now, train_on(config, steps, layout, settings=settings)
-
-    for now, late in run_ranks(layout.world, job):
-        assert now.losses == late.losses and now.norms == late.norms
-        assert all(torch.equal(weight, late.weights[name]) for name, weight in now.weights.items())
+    assert_equal_when_late(run_ranks, layout.world, lambda: train_on(config, steps, layout, settings=settings))
 
 
 def test_gradients_leave_a_pipeline_chunk_by_chunk(run_ranks: RunRanks) -> None:
