@@ -50,7 +50,7 @@ def assert_close(run: PlainRun, serial: PlainRun, dtype: torch.dtype) -> None:
 
 Case = tuple[torch.dtype, str, int | None, str, int]
 #: By number of ranks: type, when gradients are reduced, bucket size, algorithm, micro-batches of a rank. Each rank uses
-#: other parameters in a step, so gradients come in another order; collectives must not.
+#: other parameters in a step, so gradients come in another order; collectives must not. All others: at night.
 CASES: dict[int, list[Case]] = {
     1: [(F64, "last", None, "adamw", 8), (F32, "every", 60, "sgd", 3)],
     2: [(F64, "every", 1, "adamw", 2), (F32, "last", 60, "adamw", 8), (F64, "last", 1, "sgd", 1)],
