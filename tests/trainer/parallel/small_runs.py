@@ -132,8 +132,8 @@ def assert_same_metrics(one: Lines, other: Lines, rel: float = 1e-5, of_norms: f
     for mine, its in zip(one, other, strict=True):
         assert mine.keys() == its.keys()
         for key, value in mine.items():
-            rounded = pytest.approx(value, rel=of_norms if key == "grad_norm" else rel)
-            assert its[key] == (value if key in ("digest", "tokens", "lr") else rounded), key
+            within = of_norms if key == "grad_norm" else rel
+            assert its[key] == (value if key in ("digest", "tokens", "lr") else pytest.approx(value, rel=within)), key
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,12 +259,13 @@ def test_passes_are_added_up_by_micro_batch() -> None:
     ("mesh", "world"), nightly_but({1}, [({}, 2), ({"pp": 2}, 4), ({"tp": 2, "pp": 2, "virtual": 2}, 4)])
 )
 def test_a_run_measures_and_fits(
-    runs: SmallRuns, monkeypatch: pytest.MonkeyPatch, mesh: dict[str, int], world: int
+    runs: SmallRuns, leaf_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, mesh: dict[str, int], world: int
 ) -> None:
     """By a clock of the test's, each pass takes a millisecond."""
     clock = itertools.count(0.0, 1e-3).__next__
     monkeypatch.setattr(micro_batch_times, "time", SimpleNamespace(thread_time=clock))
-    settings = {"mesh": mesh, "model": {"num_layers": 4}, "steps": 7, "save_every": 0, "measure_costs": 2}
+    sections = {"data": {"path": str(leaf_of(40))}, "mesh": mesh, "model": {"num_layers": 4, "image_size": 0}}
+    settings = sections | {"steps": 7, "save_every": 0, "measure_costs": 2}
     runs.train(world, **settings)
     folder = runs.folder / "run"
     costs = (folder / "costs-000007.json").read_bytes()
