@@ -6,8 +6,8 @@ The run uses torch's own AdamW or SGD, and nothing of the trainer's.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.config import OptimizerConfig
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 
 WORDS, WIDTH = 13, 5
 F32, F64 = torch.float32, torch.float64
@@ -110,46 +111,24 @@ def make_steps(steps: int, micro_batches: int, seed: int = 3) -> list[list[Batch
     return made
 
 
-@dataclass
-class Run:
-    losses: list[float]
-    norms: list[float]
-    weights: dict[str, torch.Tensor]
+def tokens_of(batches: list[Batch]) -> float:
+    return max(1.0, float(sum(batch.mask.sum() for batch in batches)))
 
 
 def rates(steps: int) -> list[float]:
     return [0.02 * (1 - step / (2 * steps)) for step in range(steps)]
 
 
-def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerConfig) -> Run:
+def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerConfig) -> PlainRun:
     """The run of one process with torch's own fused optimizer."""
     net = AwkwardNet(dtype)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    if config.algorithm == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
-    else:
-        optimizer = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
-    losses, norms = [], []
-    for batches, lr in zip(steps, rates(len(steps)), strict=True):
-        tokens = max(1.0, float(sum(batch.mask.sum() for batch in batches)))
-        loss = sum(net.loss_sum(batch) for batch in batches) / tokens
-        for p in trained:
-            p.grad = torch.zeros_like(p)
-        loss.backward()  # type: ignore[union-attr]
-        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in trained if p.grad is not None))
-        if config.clip and norm > config.clip:
-            for p in trained:
-                p.grad.mul_(config.clip / norm)  # type: ignore[union-attr]
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        losses.append(float(loss.detach()))  # type: ignore[union-attr]
-        norms.append(norm)
-    return Run(losses, norms, {name: p.detach().clone() for name, p in net.named_parameters()})
+
+    def loss(batch: Batch, tokens: float) -> torch.Tensor:
+        return net.loss_sum(batch) / tokens
+
+    made = [[partial(loss, batch, tokens_of(batches)) for batch in batches] for batches in steps]
+    losses, norms = plain_steps(dict(net.named_parameters()), made, config, rates(len(steps)))
+    return PlainRun(losses, norms, {name: p.detach().clone() for name, p in net.named_parameters()})
 
 
 def train(
@@ -158,14 +137,14 @@ def train(
     mesh: ParallelMesh,
     steps: list[list[Batch]],
     spread: tuple[str, ...] = ("dp",),
-) -> Run:
+) -> PlainRun:
     """This rank's part of the same run, with micro-batches spread over some axes of the mesh."""
     ranks, rank = 1, 0
     for axis in spread:
         ranks, rank = ranks * mesh.size(axis), rank * mesh.size(axis) + mesh.rank(axis)
     losses, norms = [], []
     for batches, lr in zip(steps, rates(len(steps)), strict=True):
-        tokens = max(1.0, float(sum(batch.mask.sum() for batch in batches)))
+        tokens = tokens_of(batches)
         mine = batches[rank::ranks]
         total = torch.zeros((), dtype=torch.float64)
         optimizer.begin_step(len(mine))
@@ -180,10 +159,10 @@ def train(
                 dist.all_reduce(total, group=group)
         losses.append(float(total))
         norms.append(optimizer.step(lr=lr))
-    return Run(losses, norms, {name: value.clone() for name, value in net.state_dict(keep_vars=False).items()})
+    return PlainRun(losses, norms, {name: value.clone() for name, value in net.state_dict(keep_vars=False).items()})
 
 
-def unlike(one: Run, other: Run) -> dict[str, float]:
+def unlike(one: PlainRun, other: PlainRun) -> dict[str, float]:
     """The largest differences of losses (absolute), norms (relative) and parameters (absolute)."""
     return {
         "losses": max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)),

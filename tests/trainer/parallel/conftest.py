@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 
 from tests.servers import s3_server
+from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.rank_processes import run_ranks as run
-from tests.trainer.parallel.small_runs import blend, measured
+from tests.trainer.parallel.small_runs import blend, measured, runs
 
-__all__ = ["blend", "measured", "run_ranks"]
+__all__ = ["blend", "measured", "run_ranks", "runs"]
 
 # The first optimizer of a process imports torch's compiler, which takes a second or more: here once, not in each rank.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
@@ -52,10 +54,20 @@ def s3_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def s3(s3_port: int, run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a bucket."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")
+    # Not here, where it would start threads.
+    run_ranks(1, lambda rank: fsspec.filesystem("s3").makedirs("checkpoints", exist_ok=True))
     return "s3://checkpoints"
+
+
+@pytest.fixture(params=["s3", CopyingStore.protocol, pytest.param("file", marks=pytest.mark.nightly)])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL for the checkpoints of a run."""
+    if request.param != "s3":
+        return f"{request.param}://{tmp_path}/far"
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}/far"

@@ -1,12 +1,9 @@
-"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them.
-
-Muon's part of it is written here once more, by singular values.
-"""
+"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ from torch import nn
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from tests.trainer.parallel.plain_loop import plain_steps
 
 CONFIG = OptimizerConfig(clip=0.1, bucket_size=2000, eps=1e-8)
 VOCAB, LENGTH, LR = 29, 8, 0.01
@@ -148,40 +146,14 @@ Found = tuple[list[float], dict[str, torch.Tensor]]
 
 def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConfig = CONFIG) -> Found:
     """Norms, and the parameters at the end."""
-    named = dict(net.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [p], "name": name, **dict(zip(("weight_decay", "scale"), config.rule(name, p.dim()), strict=True))}
-        for name, p in named.items()
-    ]
-    by_muon = {name: torch.zeros_like(p) for name, p in named.items() if config.algorithm_of(name, p.dim()) == "muon"}
-    optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
-    norms = []
-    for step in range(steps):
-        for p in named.values():
-            p.grad = torch.zeros_like(p)
-        for seed in seeds_of(step, micro_batches):
-            (net(seed) / micro_batches).backward()
-        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in named.values() if p.grad is not None)))
-        for group in optimizer.param_groups:
-            group["lr"] = LR * group["scale"]
-            p = group["params"][0]
-            p.grad.mul_(min(1.0, config.clip / norms[-1]))
-            if group["name"] in by_muon:
-                _muon(p.data, p.grad, by_muon[group["name"]], group["lr"], group["weight_decay"], config)
-                p.grad = None
-        optimizer.step()
-    return norms, {name: p.detach().clone() for name, p in named.items()}
 
+    def loss(seed: int) -> torch.Tensor:
+        made: torch.Tensor = net(seed) / micro_batches
+        return made
 
-def _muon(p: Any, grad: Any, momentum: Any, lr: float, decay: float, config: OptimizerConfig) -> None:
-    beta, (rows, columns) = config.momentum, p.shape
-    momentum.mul_(beta).add_(grad * (1 - beta))
-    u, values, v = torch.linalg.svd((1 - beta) * grad + beta * momentum, full_matrices=False)
-    values = values / values.square().sum().sqrt().clamp(min=1e-7)
-    for _ in range(5):
-        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-    size = 0.2 * max(rows, columns) ** 0.5 if config.muon_scale == "rms" else max(1.0, rows / columns) ** 0.5
-    p.mul_(1 - lr * decay).sub_(lr * size * (u * values) @ v)
+    made = [[partial(loss, seed) for seed in seeds_of(step, micro_batches)] for step in range(steps)]
+    _, norms = plain_steps(dict(net.named_parameters()), made, config, [LR] * steps)
+    return norms, {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
 def train(

@@ -1,8 +1,8 @@
-"""A network so slow that nothing has arrived before somebody waits for it."""
+"""Collectives that are watched as they are launched, and a network on which none has arrived before a wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,15 @@ def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("reduce_scatter", "all_gather"):
-            patch.setattr(collectives, name, watched(name, getattr(collectives, name)))
+    with patched(watched, (collectives, ("reduce_scatter", "all_gather"))):
         yield launched
+
+
+@contextmanager
+def patched(wrap: Callable[[str, Any], Any], *places: tuple[Any, Sequence[str]]) -> Iterator[None]:
+    """``wrap(name, f)`` in the place of each function ``f`` of these owners and names."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in places:
+            for name in names:
+                patch.setattr(owner, name, wrap(name, getattr(owner, name)))
+        yield

@@ -1,18 +1,21 @@
-"""The model and the optimizer once more, for one process, written plainly: what every layout must agree with.
+"""The model once more, for one process, written plainly: what every layout must agree with, by torch's optimizer.
 
-Nothing here is shared with the trainer but the names of the parameters and of the settings.
+Nothing here is shared with the trainer but the names of the parameters and of the settings, and the schedule.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.interface import MultimodalBatch
 from energon_lite.trainer.training.config import OptimizerConfig
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 
 Weights = dict[str, torch.Tensor]
 
@@ -25,39 +28,24 @@ class Rows(MultimodalBatch):
         super().__init__(**{"__key__": [], "__restore_key__": ()} | fields | dict(zip(names, values, strict=False)))
 
 
-@dataclass(frozen=True)
-class Shape:
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    patch: int
-    eps: float = 1e-5
-    theta: float = 10000.0
-    tied: bool = False
-    scaling: tuple[float, float, float, int] | None = None
-    """factor, low, high, original length"""
-    window: int | None = None
-
-
-def loss_sum(weights: Weights, shape: Shape, rows: Rows) -> torch.Tensor:
+def loss_sum(weights: Weights, config: ModelConfig, rows: Rows) -> torch.Tensor:
     """Sum of the losses of the tokens that count, row by row: no padding, no mask, no batch."""
     total = torch.stack([weight.sum() for weight in weights.values()]).sum() * 0.0
     for row in range(len(rows.tokens)):
         x = weights["embed_tokens.weight"][rows.tokens[row]]
         for image, owner, start in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
             if owner == row:
-                inside = image_tokens(weights, image, shape.patch)
+                inside = image_tokens(weights, image, config.patch_size)
                 x = torch.cat([x[:start], inside, x[start + len(inside) :]])
         documents = torch.zeros(len(x), dtype=torch.int64) if rows.documents is None else rows.documents[row]
         seen = (documents[:, None] == documents).tril()
-        if shape.window is not None:
-            seen &= torch.ones_like(seen).triu(1 - shape.window)
-        for layer in range(shape.layers):
+        if config.sliding_window is not None:
+            seen &= torch.ones_like(seen).triu(1 - config.sliding_window)
+        for layer in range(config.num_layers):
             here = f"layers.{layer}."
-            x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, shape, seen)
-        x = _norm(x, weights["norm.weight"], shape.eps)
-        head = weights["embed_tokens.weight" if shape.tied else "lm_head.weight"][: shape.vocab]
+            x = _block(x, {k.removeprefix(here): w for k, w in weights.items() if k.startswith(here)}, config, seen)
+        x = _norm(x, weights["norm.weight"], config.norm_eps)
+        head = weights["embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"][: config.vocab_size]
         log_probabilities = torch.log_softmax(x @ head.T, dim=-1)
         picked = log_probabilities[torch.arange(len(x)), rows.labels[row]]
         total = total - (picked * rows.loss_mask[row]).sum()
@@ -82,38 +70,39 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
 
 
-def _block(x: torch.Tensor, w: Weights, shape: Shape, seen: torch.Tensor) -> torch.Tensor:
-    y = _norm(x, w["input_layernorm.weight"], shape.eps)
+def _block(x: torch.Tensor, w: Weights, config: ModelConfig, seen: torch.Tensor) -> torch.Tensor:
+    eps, heads = config.norm_eps, config.num_kv_heads or config.num_heads
+    y = _norm(x, w["input_layernorm.weight"], eps)
     q, k, v = (y @ w[f"self_attn.{name}_proj.weight"].T + w.get(f"self_attn.{name}_proj.bias", 0.0) for name in "qkv")
-    q = q.unflatten(1, (shape.heads, -1)).transpose(0, 1)
-    k, v = (x.unflatten(1, (shape.kv_heads, -1)).transpose(0, 1) for x in (k, v))
+    q = q.unflatten(1, (config.num_heads, -1)).transpose(0, 1)
+    k, v = (x.unflatten(1, (heads, -1)).transpose(0, 1) for x in (k, v))
     if "self_attn.q_norm.weight" in w:
-        q, k = _norm(q, w["self_attn.q_norm.weight"], shape.eps), _norm(k, w["self_attn.k_norm.weight"], shape.eps)
-    q = _turn(q, shape)
-    group = shape.heads // shape.kv_heads
-    k, v = _turn(k, shape).repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
+        q, k = _norm(q, w["self_attn.q_norm.weight"], eps), _norm(k, w["self_attn.k_norm.weight"], eps)
+    q = _turn(q, config)
+    group = config.num_heads // heads
+    k, v = _turn(k, config).repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
     scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill(~seen, float("-inf"))
     x = x + (torch.softmax(scores, dim=-1) @ v).transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T
-    y = _norm(x, w["post_attention_layernorm.weight"], shape.eps)
+    y = _norm(x, w["post_attention_layernorm.weight"], eps)
     gate, up = y @ w["mlp.gate_proj.weight"].T, y @ w["mlp.up_proj.weight"].T
     return x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
 
 
-def _turn(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _turn(x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Rotate each pair (i, i + half) as one complex number; ``[heads, length, width]``."""
     half = x.shape[-1] // 2
     positions = torch.arange(x.shape[1], dtype=torch.float64)[:, None]
-    frequencies = [_frequency(shape.theta ** (-i / half), shape) for i in range(half)]
+    frequencies = [_frequency(config.rope_theta ** (-i / half), config) for i in range(half)]
     angles = positions * torch.tensor(frequencies, dtype=torch.float64)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], dim=-1)
 
 
-def _frequency(frequency: float, shape: Shape) -> float:
+def _frequency(frequency: float, config: ModelConfig) -> float:
     """Llama 3.1's rule, by wave lengths."""
-    if shape.scaling is None:
+    if config.rope_scaling is None:
         return frequency
-    factor, low, high, original = shape.scaling
+    factor, low, high, original, *_ = dataclasses.astuple(config.rope_scaling)
     wave = 2 * math.pi / frequency
     if wave > original / low:
         return frequency / factor
@@ -123,51 +112,24 @@ def _frequency(frequency: float, shape: Shape) -> float:
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-@dataclass
-class PlainRun:
-    losses: list[float]
-    norms: list[float]
-    weights: Weights
+def tokens_of(step: list[Rows]) -> float:
+    """The number of those that count, at least one."""
+    return max(1.0, sum(float(rows.loss_mask.sum()) for rows in step))
 
 
 def train(
     weights: Weights,
-    shape: Shape,
+    config: ModelConfig,
     steps: list[list[Rows]],
-    rates: list[float],
     settings: OptimizerConfig,
     frozen: tuple[str, ...] = (),
 ) -> PlainRun:
     """AdamW or SGD on the mean loss of all tokens of each step's micro-batches together."""
-    every = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
-    weights = {name: w for name, w in every.items() if name not in frozen}
-    first = {name: torch.zeros_like(w) for name, w in weights.items()}
-    second = {name: torch.zeros_like(w) for name, w in weights.items()}
-    losses, norms = [], []
-    for number, (micro_batches, lr) in enumerate(zip(steps, rates, strict=True), start=1):
-        tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
-        sums = torch.stack([loss_sum(every, shape, rows) for rows in micro_batches])
-        loss = sums.sum() / max(tokens, 1.0)
-        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        grads = {
-            name: torch.zeros_like(w) if grad is None else grad
-            for (name, w), grad in zip(weights.items(), found, strict=True)
-        }
-        norm = math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in grads.values()))
-        losses.append(float(loss.detach()))
-        norms.append(norm)
-        with torch.no_grad():
-            for name, w in weights.items():
-                grad = grads[name] * min(1.0, settings.clip / max(norm, settings.clip))
-                decay = settings.weight_decay if w.dim() > 1 else 0.0
-                if settings.algorithm == "sgd":
-                    first[name] = settings.momentum * first[name] + grad + decay * w
-                    w.sub_(lr * first[name])
-                    continue
-                one, two = settings.betas
-                first[name] = one * first[name] + (1 - one) * grad
-                second[name] = two * second[name] + (1 - two) * grad * grad
-                w.mul_(1 - lr * decay)
-                corrected = (second[name] / (1 - two**number)).sqrt() + settings.eps
-                w.sub_(lr * (first[name] / (1 - one**number)) / corrected)
-    return PlainRun(losses, norms, {name: w.detach() for name, w in every.items()})
+    named = {name: w.clone().requires_grad_(name not in frozen) for name, w in weights.items()}
+
+    def loss(rows: Rows, tokens: float) -> torch.Tensor:
+        return loss_sum(named, config, rows) / tokens
+
+    made = [[partial(loss, rows, tokens_of(step)) for rows in step] for step in steps]
+    losses, norms = plain_steps(named, made, settings)
+    return PlainRun(losses, norms, {name: w.detach() for name, w in named.items()})

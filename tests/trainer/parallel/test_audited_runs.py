@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,47 +12,35 @@ import pytest
 
 from energon_lite.batching.digests import AddressList
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.trainer import TrainerConfig, config_from_dict, latest_checkpoint, read_state
+from energon_lite.trainer import latest_checkpoint, read_state
 from tests.testing import command, nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.small_runs import train
+from tests.trainer.parallel.small_runs import SmallRuns, train
 
-SAMPLES = 30
+SAMPLES, ROWS = 30, {"micro_batch_size": 2}
+SMALL: dict[str, Any] = {"data": ROWS, "model": {"image_size": 0}, "async_save": False}
 
 
 @pytest.fixture
-def lines(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+def lines(run_ranks: RunRanks, tmp_path: Path, write_dataset: Callable[..., Path]) -> SmallRuns:
     shards = {"a.tar": [(f"t{number:03d}", {"txt": b"line %d" % number}) for number in range(SAMPLES)]}
-    write_dataset(tmp_path / "lines", shards, splits={"train": ["a.tar"]})
-    return tmp_path / "lines"
-
-
-def config_of(lines: Path, output: Path, steps: int, *, mesh: dict[str, int], share: str = "load") -> TrainerConfig:
-    data = {"path": str(lines), "micro_batch_size": 2, "micro_batches_per_step": 4, "max_length": 12, "workers": 0}
-    data |= {"share": share}
-    model = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 16}
-    train = {"steps": steps, "save_every": 2, "async_save": False}
-    return config_from_dict(
-        {"seed": 3, "output": str(output), "data": data, "model": model, "mesh": mesh, "train": train}
-    )
+    return SmallRuns(run_ranks, write_dataset(tmp_path / "lines", shards, splits={"train": ["a.tar"]}), tmp_path)
 
 
 def digests(output: Path) -> list[tuple[int, str]]:
     return [(line["step"], line["digest"]) for line in map(json.loads, (output / "metrics.jsonl").open())]
 
 
-def audit(*arguments: object) -> tuple[int, str]:
-    return command("audit", *arguments)
+audit = functools.partial(command, "audit")
 
 
 @pytest.mark.parametrize("share", nightly_but({1}, ["load", "broadcast"]))
-def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(
-    run_ranks: RunRanks, lines: Path, tmp_path: Path, share: str
-) -> None:
-    assert run_ranks(1, lambda rank: train(config_of(lines, tmp_path / "alone", 6, mesh={}))) == [6]
-    moved = tmp_path / "moved"
-    assert run_ranks(2, lambda rank: train(config_of(lines, moved, 4, mesh={}))) == [4] * 2
-    assert run_ranks(4, lambda rank: train(config_of(lines, moved, 6, mesh={"tp": 2, "pp": 2}, share=share))) == [6] * 4
+def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(lines: SmallRuns, share: str) -> None:
+    tmp_path, moved = lines.folder, lines.folder / "moved"
+    assert lines.train(1, name="alone", **SMALL) == [6]
+    assert lines.train(2, name="moved", **SMALL | {"steps": 4}) == [4] * 2
+    mesh, data = {"tp": 2, "pp": 2}, ROWS | {"share": share}
+    assert lines.train(4, name="moved", mesh=mesh, **SMALL | {"data": data}) == [6] * 4
     assert digests(tmp_path / "alone") == digests(moved) and len(digests(moved)) == 6
     for run in (tmp_path / "alone", moved):
         code, said = audit(run)
@@ -63,9 +52,9 @@ def test_runs_on_other_ranks_have_equal_digests_and_a_fault_is_found(
     def with_a_fault(rank: int) -> int:
         if rank == 1:
             PlannedDataset.jobs = doubled(PlannedDataset.jobs, at=9)  # type: ignore[method-assign]
-        return train(config_of(lines, tmp_path / "faulty", 6, mesh={}))
+        return train(lines.config("faulty", **SMALL))
 
-    assert run_ranks(2, with_a_fault) == [6] * 2
+    assert lines.run_ranks(2, with_a_fault) == [6] * 2
     differing = [a for a, b in zip(digests(moved), digests(tmp_path / "faulty"), strict=True) if a != b]
     assert [step for step, _ in differing] == [3]  # micro-batches 8 to 11
     code, said = audit(tmp_path / "faulty")
@@ -91,15 +80,16 @@ def doubled(jobs: Any, at: int) -> Any:
     return of
 
 
-def test_a_sample_was_trained_on_when_it_was_in_a_batch(run_ranks: RunRanks, lines: Path, tmp_path: Path) -> None:
-    assert run_ranks(1, lambda rank: train(config_of(lines, tmp_path / "run", 7, mesh={}))) == [7]  # 56 samples
-    checkpoint = latest_checkpoint(tmp_path / "run/checkpoints")
+def test_a_sample_was_trained_on_when_it_was_in_a_batch(lines: SmallRuns) -> None:
+    run = lines.folder / "run"
+    assert lines.train(1, **SMALL | {"steps": 7}) == [7]  # 56 samples
+    checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
     assert read_state(checkpoint)["digest"]["step"] == 7
     for until, least in ((7, 1), (4, 1), (2, 0)):
         whole = 0
         for number in range(SAMPLES):
-            code, said = audit(tmp_path / "run", "--sample", f"0:{number}", "--until", until, "--json")
+            code, said = audit(run, "--sample", f"0:{number}", "--until", until, "--json")
             (found,) = json.loads(said)
             assert code == 0 and least <= found["times"] <= least + 1
             assert len(found["appearances"]) == found["times"]
@@ -107,7 +97,7 @@ def test_a_sample_was_trained_on_when_it_was_in_a_batch(run_ranks: RunRanks, lin
             assert found["coming"]["micro_batch"] >= 4 * until
             whole += found["times"]
         assert whole == 8 * until
-    code, said = audit(tmp_path / "run", "--key", "t007")
+    code, said = audit(run, "--key", "t007")
     assert code == 0 and "trained on" in said and "t007 (sample 7 of data set 0" in said
-    code, said = audit(tmp_path / "run", "--key", "nobody")
+    code, said = audit(run, "--key", "nobody")
     assert code == 1 and "no data set of the run has a sample with this key" in said

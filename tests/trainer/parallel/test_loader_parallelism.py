@@ -10,6 +10,7 @@ restoring that Energon documents, with plain torch.save and torch.load, and its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,46 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import (
+    SavableDataLoader,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    pack_sequences,
+    pad_sequences,
+)
+from energon_lite.batching import TokenSequence, count_loss_tokens
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.trainer import build_mesh
+from tests.conftest import blend_yaml
+from tests.core.laws.token_data import dataset_of, length_of, tokens_of
 
 DATA_PARALLEL_RANK = [0, 0, None, None, 1, 1, None, None]
-PIPELINE_PARALLEL_RANK = [0, 0, 1, 1, 0, 0, 1, 1]
 TENSOR_PARALLEL_RANK = [0, 1, 0, 1, 0, 1, 0, 1]
 
 
-def _groups(global_rank: int) -> Any:
-    """The data-parallel group of this rank. Making a group is a collective: every rank makes every group."""
+def _by_groups(global_rank: int) -> WorkerConfig | None:
+    """Only the first pipeline stage loads data. Making a group is a collective: every rank makes every group."""
     group_a, group_b = dist.new_group(ranks=[0, 4]), dist.new_group(ranks=[1, 5])
-    return {0: group_a, 4: group_a, 1: group_b, 5: group_b}.get(global_rank)
+    group = {0: group_a, 4: group_a, 1: group_b, 5: group_b}.get(global_rank)
+    rank = DATA_PARALLEL_RANK[global_rank]
+    if rank is None:
+        return None
+    return WorkerConfig(rank=rank, world_size=2, num_workers=3, data_parallel_group=group)
+
+
+def _by_mesh(global_rank: int) -> WorkerConfig:
+    """Dimensions dp, pp, tp give the same layout of ranks; here every rank makes every call."""
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+    config = WorkerConfig.from_mesh(mesh, num_workers=1)
+    assert config.loads_data == (DATA_PARALLEL_RANK[global_rank] is not None)
+    assert config.saves_state == (global_rank in (0, 4))
+    return config
 
 
 def _loader(path: str, worker_config: WorkerConfig) -> SavableDataLoader:
-    return get_savable_loader(
-        get_train_dataset(
-            path, batch_size=4, shuffle_buffer_size=100, max_samples_per_sequence=100, worker_config=worker_config
-        )
-    )
+    given: Any = {"batch_size": 4, "shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
+    return get_savable_loader(get_train_dataset(path, worker_config=worker_config, **given))
 
 
 def _keys(loader: SavableDataLoader, count: int) -> list[Any]:
@@ -47,112 +67,54 @@ def _keys(loader: SavableDataLoader, count: int) -> list[Any]:
 
 @pytest.fixture
 def blend(tmp_path: Path, leaf_of: Any) -> str:
-    text = "splits:\n  train:\n    blend:\n" + "".join(
-        f"      - {{path: {leaf_of(count, tag)}, weight: {weight}}}\n"
-        for count, tag, weight in [(50, "a", 3), (30, "b", 1)]
-    )
-    path = tmp_path / "coyo-coco-dataset.yaml"
-    path.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\n" + text)
-    return str(path)
+    return str(blend_yaml(tmp_path / "coyo-coco-dataset.yaml", [(leaf_of(50, "a"), 3), (leaf_of(30, "b"), 1)]))
 
 
-def test_every_documented_way_of_saving_and_restoring(blend: str, run_ranks: Any, tmp_path: Path) -> None:
-    def rank(global_rank: int) -> dict[str, Any]:
-        data_parallel_rank = DATA_PARALLEL_RANK[global_rank]
-        tensor_parallel_rank = TENSOR_PARALLEL_RANK[global_rank]
-        data_parallel_group = _groups(global_rank)
-        if data_parallel_rank is None:
+@pytest.mark.parametrize("config_of", [_by_groups, _by_mesh])
+def test_every_documented_way_of_saving_and_restoring(
+    blend: str, run_ranks: Any, tmp_path: Path, config_of: Callable[[int], WorkerConfig | None]
+) -> None:
+    def rank(global_rank: int) -> list[Any]:
+        worker_config = config_of(global_rank)
+        if worker_config is None:
             dist.barrier()
-            return {}
-        assert PIPELINE_PARALLEL_RANK[global_rank] == 0, "Only Pipeline Parallel ranks 0 load data"
-        worker_config = WorkerConfig(
-            rank=data_parallel_rank,
-            world_size=dist.get_world_size(data_parallel_group),
-            num_workers=3,
-            data_parallel_group=data_parallel_group,
-        )
-        loader = _loader(blend, worker_config)
-        before = _keys(loader, 10)
-        if tensor_parallel_rank == 0:
+            return []
+        data_rank, loads = worker_config.rank, worker_config.loads_data
+        with _loader(blend, worker_config) as loader:
+            before = _keys(loader, 10)
             # Save the state only for the first TP rank: the other TP ranks have a copy of it.
-            torch.save(loader.save_state_rank(), tmp_path / f"dataloader_rank{data_parallel_rank}.pt")
-            # Alternatively, save once for the whole data-parallel group.
-            state = loader.save_state_global(global_dst_rank=0)
-            if state is not None:
-                torch.save(state, tmp_path / "dataloader.pt")
-            assert (state is not None) == (global_rank == 0)
-        following = _keys(loader, 7)
-        loader.close()
+            if config_of is _by_mesh or TENSOR_PARALLEL_RANK[global_rank] == 0:
+                own = loader.save_state_rank()
+                assert (own is not None) == (global_rank in (0, 4))
+                if own is not None:
+                    torch.save(own, tmp_path / f"dataloader_rank{data_rank}.pt")
+                # Alternatively, save once for the whole data-parallel group.
+                state = loader.save_state_global(global_dst_rank=0)
+                assert (state is not None) == (global_rank == 0)
+                if state is not None:
+                    torch.save(state, tmp_path / "dataloader.pt")
+            following, position = _keys(loader, 7), loader.state_dict()["position"]
         dist.barrier()
-
-        restored: dict[str, list[Any]] = {}
-
-        def go_on(name: str, restore: Any) -> None:
+        own, state = (torch.load(tmp_path / f"dataloader{name}.pt") for name in (f"_rank{data_rank}", ""))
+        ways: dict[str, Callable[[SavableDataLoader], None]] = {
+            # E.g. load from disk as saved above.
+            "rank": lambda again: again.restore_state_rank(own),
+            # Alternatively, load the global checkpoint from disk on every data-parallel rank,
+            "global": lambda again: again.restore_state_global(state),
+            # or load it only once for each data-parallel group.
+            "from 0": lambda again: again.restore_state_global(state if data_rank == 0 else None, src_rank=0),
+            "from 1": lambda again: again.restore_state_global(state if data_rank == 1 else None, src_rank=1),
+        }
+        for name, restore in ways.items():
             with _loader(blend, worker_config) as again:
                 restore(again)
-                restored[name] = _keys(again, 7)
-
-        # E.g. load from disk as saved above.
-        own_file = tmp_path / f"dataloader_rank{data_parallel_rank}.pt"
-        go_on("rank", lambda again: again.restore_state_rank(torch.load(own_file)))
-        # Alternatively, load the global checkpoint from disk on every data-parallel rank,
-        go_on("global", lambda again: again.restore_state_global(torch.load(tmp_path / "dataloader.pt")))
-        # or load it only once for each data-parallel group.
-        state = torch.load(tmp_path / "dataloader.pt") if data_parallel_rank == 0 else None
-        go_on("global from 0", lambda again: again.restore_state_global(state, src_rank=0))
-        state = torch.load(tmp_path / "dataloader.pt") if data_parallel_rank == 1 else None
-        go_on("global from 1", lambda again: again.restore_state_global(state, src_rank=1))
-        return {"before": before, "following": following, "restored": restored}
+                assert _keys(again, 7) == following, (global_rank, name)
+                assert again.state_dict()["position"] == position
+        assert loads or before + following == [None] * 17
+        return before
 
     results = run_ranks(8, rank)
-    for tp0, tp1 in ((0, 1), (4, 5)):
-        assert results[tp0]["before"] == results[tp1]["before"]
-    assert results[0]["before"] != results[4]["before"]
-    for global_rank in (0, 1, 4, 5):
-        result = results[global_rank]
-        assert len(result["restored"]) == 4
-        for name, keys in result["restored"].items():
-            assert keys == result["following"], (global_rank, name)
-
-
-def test_with_a_mesh_each_rank_does_what_its_role_asks_for(blend: str, run_ranks: Any, tmp_path: Path) -> None:
-    """Dimensions dp, pp, tp give the same layout of ranks; here every rank makes every call."""
-
-    def rank(global_rank: int) -> dict[str, Any]:
-        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
-        worker_config = WorkerConfig.from_mesh(mesh, num_workers=1)
-        assert worker_config.loads_data == (DATA_PARALLEL_RANK[global_rank] is not None)
-        assert worker_config.saves_state == (global_rank in (0, 4))
-        with _loader(blend, worker_config) as loader:
-            before = _keys(loader, 5)
-            own = loader.save_state_rank()
-            whole = loader.save_state_global(global_dst_rank=0)
-            following = _keys(loader, 5)
-            position = loader.state_dict()["position"]
-        assert (own is not None) == worker_config.saves_state
-        assert (whole is not None) == (global_rank == 0)
-        if whole is not None:
-            torch.save(whole, tmp_path / "state.pt")
-        dist.barrier()
-        after = []
-        for state, kwargs in (
-            (torch.load(tmp_path / "state.pt"), {}),
-            (torch.load(tmp_path / "state.pt") if mesh.get_local_rank("dp") == 0 else None, {"src_rank": 0}),
-        ):
-            with _loader(blend, worker_config) as loader:
-                loader.restore_state_global(state, **kwargs)
-                after.append(_keys(loader, 5))
-                assert loader.state_dict()["position"] == position
-        return {"before": before, "following": following, "after": after, "dp": mesh.get_local_rank("dp")}
-
-    results = run_ranks(8, rank)
-    for global_rank, result in enumerate(results):
-        if DATA_PARALLEL_RANK[global_rank] is None:
-            assert result["before"] == result["following"] == [None] * 5
-        else:
-            peer = results[0 if result["dp"] == 0 else 4]
-            assert result["before"] == peer["before"]
-        assert result["after"] == [result["following"]] * 2
+    assert results[0] == results[1] != results[4] == results[5]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +140,8 @@ def test_meshes_without_some_dimensions(run_ranks: Any, sizes: tuple[int, ...], 
 
 def test_a_mesh_of_one_process_is_one_rank() -> None:
     assert WorkerConfig.from_mesh(build_mesh(), num_workers=2, seed_offset=5) == WorkerConfig(0, 1, 2, seed_offset=5)
+    alone = WorkerConfig.default_worker_config(2)
+    assert (alone.rank, alone.world_size, alone.num_workers) == (0, 1, 2)
 
 
 def test_wrong_meshes_and_ranks_out_of_step_are_named(blend: str, run_ranks: Any) -> None:
@@ -209,12 +173,60 @@ def test_wrong_meshes_and_ranks_out_of_step_are_named(blend: str, run_ranks: Any
         assert "pp, dp, cp, tp" in messages[0] and "without names" in messages[1]
 
 
-def test_the_default_config_reads_the_process_group(run_ranks: Any) -> None:
-    alone = WorkerConfig.default_worker_config(2)
-    assert (alone.rank, alone.world_size, alone.num_workers) == (0, 1, 2)
+def test_ranks_end_a_pass_together(run_ranks: Any, leaf_of: Callable[[int], Any]) -> None:
+    """Lanes end at different steps: the ranks agree on each step by one small exchange, and nobody hangs."""
+    path = leaf_of(50)
 
-    def rank(_: int) -> int:
-        dist.barrier()  # nobody leaves before all are connected
-        return WorkerConfig.default_worker_config(0).rank
+    def walk(rank: int) -> list[list[int]]:
+        config = WorkerConfig(rank=rank, world_size=3, num_workers=0)
+        return tokens_of(get_savable_loader(dataset_of(path, config, length_column=None, chunk_size=7, repeat=False)))
 
-    assert run_ranks(3, rank) == [0, 1, 2]
+    found = run_ranks(3, walk)
+    assert len({len(batches) for batches in found}) == 1
+    assert any(not batch for batches in found for batch in batches)  # some rank has run out before the others
+    tokens = sorted(token for batches in found for batch in batches for token in batch)
+    assert tokens == [1000 * index + token for index in range(50) for token in range(length_of(index))]
+
+
+# -- the loss tokens of a step, over micro-batches and ranks -----------------------------------------------------------
+
+
+def sequence(length: int) -> TokenSequence:
+    """So many tokens, of which the first does not count."""
+    tokens, mask = torch.arange(length), torch.ones(length)
+    mask[0] = 0.0
+    return TokenSequence(__key__="", __restore_key__=(), tokens=tokens, labels=tokens, loss_mask=mask)
+
+
+def test_loss_tokens_alone() -> None:
+    batches = [pack_sequences([sequence(4), sequence(2)], pad=0), pad_sequences([sequence(7)], pad=0, multiple=4)]
+    assert all(batch.global_loss_tokens is None for batch in batches)
+    assert count_loss_tokens(batches) == 3 + 1 + 6
+    assert [batch.global_loss_tokens for batch in batches] == [10.0, 10.0]
+    assert count_loss_tokens([]) == 0
+
+
+def test_the_same_gradient_on_any_number_of_ranks(run_ranks: Any) -> None:
+    """A weight per position: the summed gradient of three ranks, one of which has nothing, is that of one."""
+    lengths = [[2, 9], [5], []]
+
+    def gradient(mine: list[int]) -> tuple[float, torch.Tensor]:
+        weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        batches = [pack_sequences([sequence(length)], pad=0) for length in mine]
+        count_loss_tokens(batches)
+        for batch in batches:
+            losses = weight * batch.labels.double()
+            ((losses * batch.loss_mask).sum() / batch.global_loss_tokens).backward()
+        return batches[0].global_loss_tokens or 0.0 if batches else 0.0, (
+            torch.zeros(1, dtype=torch.float64) if weight.grad is None else weight.grad
+        )
+
+    def rank(number: int) -> tuple[float, float]:
+        count, grad = gradient(lengths[number])
+        dist.all_reduce(grad)
+        return count, grad.item()
+
+    count, grad = gradient([length for mine in lengths for length in mine])
+    found = run_ranks(3, rank)
+    assert [one for one, _ in found] == [count, count, 0.0] and count == 1 + 8 + 4
+    assert all(abs(one - grad.item()) < 1e-12 for _, one in found)

@@ -1,10 +1,8 @@
-"""What the overlapped optimizer may send, and what it may wait for: rules that no wrong number would show."""
+"""What the overlapped optimizer may send, and in which order: rules that no wrong number would show."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,58 +15,17 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
-from energon_lite.trainer.training.step import train_step
+from energon_lite.trainer.training.guards import SpikeGuard
+from energon_lite.trainer.training.step import launch_step, train_step
 from tests.testing import nightly_but
 from tests.trainer.parallel.awkward_net import AwkwardNet, make_steps, train
-from tests.trainer.parallel.late_collectives import watched_collectives
+from tests.trainer.parallel.late_collectives import patched
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_parity import BASE
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, own
 from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
 
 CONFIG = OptimizerConfig(bucket_size=60)
 BOTH = pytest.mark.parametrize("reduce", ["last", "every"])
-
-
-READERS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "nonzero")
-
-
-@contextmanager
-def patched(owner: Any, names: Sequence[str], wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """``wrap(f)`` in the place of each function ``f`` of these names."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(owner, name, wrap(getattr(owner, name)))
-        yield
-
-
-@BOTH
-def test_no_number_is_read_from_the_device_before_all_its_work_is_launched(run_ranks: RunRanks, reduce: str) -> None:
-    """Reading one waits for the device, which then has nothing to do until the next launch."""
-    batch = dataclasses.replace(make_steps(1, 1)[0][0], rare=True)
-
-    def job(rank: int) -> tuple[int, list[str]]:
-        mesh, net = build_mesh(), AwkwardNet()
-        optimizer = OverlappedDistributedOptimizer(net, mesh, dataclasses.replace(CONFIG, reduce=reduce))
-        train(net, optimizer, mesh, make_steps(2, 4))
-        with watched_collectives() as launched:
-
-            def told(read: Any) -> Any:
-                return lambda tensor, *how: (launched.append("read"), read(tensor, *how))[1]
-
-            optimizer.begin_step(2)
-            for _ in range(2):
-                loss = net.loss_sum(batch)
-                with patched(torch.Tensor, READERS, told):
-                    loss.backward()
-                    optimizer.end_micro_batch()
-            with patched(torch.Tensor, READERS, told):
-                optimizer.step(lr=0.1)
-        return len(optimizer._queue), launched
-
-    rounds = 1 if reduce == "last" else 2
-    for buckets, launched in run_ranks(2, job):
-        gathers = ["all_gather"] * buckets
-        assert launched == ["reduce_scatter"] * buckets * rounds + gathers + ["read"]
 
 
 @BOTH
@@ -82,7 +39,7 @@ def test_partial_sums_are_one_collective_over_slices(run_ranks: RunRanks, reduce
         train(net, optimizer, mesh, make_steps(2, 8), spread=("dp", "tp"))
         sent: list[tuple[bool, int]] = []
 
-        def watch(all_reduce: Any) -> Any:
+        def watch(_: str, all_reduce: Any) -> Any:
             def call(tensor: torch.Tensor, *args: Any, group: Any = None, **how: Any) -> Any:
                 sent.append((group is mesh.group("tp"), tensor.numel()))
                 return all_reduce(tensor, *args, group=group, **how)
@@ -90,7 +47,7 @@ def test_partial_sums_are_one_collective_over_slices(run_ranks: RunRanks, reduce
             return call
 
         batches = make_steps(1, 8)[0][rank::4]
-        with patched(dist, ["all_reduce"], watch):
+        with patched(watch, (dist, ["all_reduce"])):
             optimizer.begin_step(2)
             for batch in batches:
                 net.loss_sum(batch).backward()
@@ -117,14 +74,14 @@ def test_bytes_on_the_wire_are_those_of_the_formula(run_ranks: RunRanks, reduce:
         train_step(model, optimizer, steps[0][rank::2], mesh, lr=0.01)
         sent = {"gathered": 0, "reduced": 0}
 
-        def watch(collective: Any) -> Any:
+        def watch(_: str, collective: Any) -> Any:
             def call(out: torch.Tensor, given: torch.Tensor, **how: Any) -> Any:
                 sent["gathered" if out.nbytes > given.nbytes else "reduced"] += max(out.nbytes, given.nbytes)
                 return collective(out, given, **how)
 
             return call
 
-        with patched(collectives, ["reduce_scatter", "all_gather"], watch):
+        with patched(watch, (collectives, ["reduce_scatter", "all_gather"])):
             train_step(model, optimizer, steps[1][rank::2], mesh, lr=0.01)
         return sent, sum(p.numel() for p in model.parameters())
 
@@ -215,3 +172,73 @@ def test_the_first_step_does_not_know_yet_how_many_gradients_come(run_ranks: Run
     # Of one pass: nine weights and three biases with 0.5, three weights with 2, a bias with 1. Two ranks, six passes.
     right = 12 * (12 * 0.25 + 3 * 4 + 1) ** 0.5
     assert run_ranks(2, job) == [[pytest.approx(right, rel=1e-6)] * 2] * 2
+
+
+# -- the collectives of a step, group by group -------------------------------------------------------------------------
+
+#: Collectives, by the module in which the trainer finds them.
+CALLS = (
+    (dist, ("all_reduce", "broadcast", "all_gather", "isend", "recv", "all_gather_object", "broadcast_object_list")),
+    (collectives, ("reduce_scatter", "all_gather")),
+)
+Logs = dict[str, list[str]]
+
+
+def logs_of_steps(layout: Layout, settings: OptimizerConfig, *, apart: bool = True) -> tuple[Logs, int]:
+    """Those of two steps behind the first, and the number of buckets; without ``apart``, all in the optimizer's group.
+
+    A step with a guard of spikes, so that all that a step may send is sent.
+    """
+    mesh = layout.mesh()
+    if not apart:
+        data = mesh.data_group
+        assert data is not None
+        mesh = dataclasses.replace(mesh, process_groups={**mesh.process_groups, "numbers": data})
+    model = LlamaModel(BASE, mesh, seed=5)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, settings)
+    spikes = SpikeGuard(9.0, 4, mesh)
+    names: dict[Any, str] = {None: "world"} | {group: name for name, group in mesh.process_groups.items()}
+    names[mesh.data_group] = "optimizer"
+    steps = [own(step, mesh) for step in make_llama_steps(("text", "packed", "mixed", "packed image"))[:3]]
+    launch_step(model, optimizer, steps[0], mesh, lr=1e-3, spikes=spikes)
+    logs: Logs = {}
+
+    def note(name: str, call: Any) -> Any:
+        def launch(*args: Any, **how: Any) -> Any:
+            logs.setdefault(names.get(how.get("group"), "?"), []).append(name)
+            return call(*args, **how)
+
+        return launch
+
+    with patched(note, *CALLS):
+        for step in steps[1:]:
+            launch_step(model, optimizer, step, mesh, lr=1e-3, spikes=spikes)
+    return logs, len(optimizer._queue)
+
+
+LAYOUTS = (Layout(dp=2), Layout(dp=2, tp=2, sp=True), Layout(dp=2, cp=2), Layout(dp=2, pp=2, virtual=2))
+
+
+@pytest.mark.parametrize("settings", [LAST, EVERY], ids=lambda settings: settings.reduce)
+@pytest.mark.parametrize("layout", nightly_but({0, 3}, LAYOUTS), ids=str)
+def test_none_stands_behind_a_gather(run_ranks: RunRanks, layout: Layout, settings: OptimizerConfig) -> None:
+    """A communicator serves one collective after the other; a count there would wait until all values have come.
+
+    In the optimizer's group there are reductions, then gathers, for each step; nothing that the forward pass waits for.
+    """
+    for logs, buckets in run_ranks(layout.world, lambda rank: logs_of_steps(layout, settings)):
+        rounds = 4 // layout.dp if settings.reduce == "every" else 1
+        assert logs["optimizer"] == 2 * (["reduce_scatter"] * buckets * rounds + ["all_gather"] * buckets)
+        # Of each step, the number of tokens and the sums of losses; for ``every``, the number of micro-batches too.
+        assert logs["numbers"] == ["all_reduce"] * (6 if settings.reduce == "every" else 4)
+        assert logs["world"] == ["all_reduce"] * 4, "of each step, the guard's judgement and the norm"
+        others = {name: log for name, log in logs.items() if name not in ("optimizer", "numbers", "world")}
+        axes = {"tp", "cp", "pp", "ends"} | {name for name in others if name.startswith(("up", "down"))}
+        assert others.keys() <= axes, "a group of its own for each axis: no gather of values is there"
+        assert len(others) == 0 or layout.world > 2
+
+
+def test_a_count_in_the_group_of_the_optimizer_would_be_seen(run_ranks: RunRanks) -> None:
+    for logs, buckets in run_ranks(2, lambda rank: logs_of_steps(Layout(dp=2), LAST, apart=False)):
+        first, second = (logs["optimizer"][at : at + 2 * buckets + 2] for at in (0, 2 * buckets + 2))
+        assert first[-buckets:] == ["all_gather"] * buckets and second[0] == "all_reduce", "behind the gathers"

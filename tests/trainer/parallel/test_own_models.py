@@ -1,10 +1,12 @@
-"""Models of one's own: the programs of the examples, against a plain loop of torch, killed, and on other ranks."""
+"""Models of one's own, against a plain loop of torch: the programs of the examples, killed, and on other ranks; and
+random runs, moved between layouts, in the same precision."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -12,25 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from energon_lite import Batch, TaskEncoder, edataclass
 from energon_lite.errors import TopologyError, UsageError
-from energon_lite.trainer import (
-    LossSums,
-    Trainer,
-    TrainerConfig,
-    config_from_dict,
-    latest_checkpoint,
-    learning_rate,
-    read_state,
-    save_checkpoint,
-)
+from energon_lite.trainer import LossSums, Trainer, TrainerConfig, latest_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.tensors import CheckpointReader
 from examples.own_models import contrastive, preferences, speech
-from tests.testing import errors_of
+from tests.testing import errors_of, nightly_but
+from tests.trainer.parallel.plain_loop import run_by_hand
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import metrics
+from tests.trainer.parallel.small_runs import SmallRuns, disturb_steps, make_config, metrics, run_part
 
 STEPS = 6
 
@@ -46,114 +41,68 @@ def parts_of(name: str) -> dict[str, Any]:
     return preferences.parts() if name == "preferences" else {"contrastive": contrastive, "speech": speech}[name].PARTS
 
 
-@pytest.fixture(params=["contrastive", "speech", "preferences"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def data(name: str, blend: Path, tmp_path: Path) -> Path:
-    """Pictures with captions, texts, or pairs of answers."""
-    if name == "preferences":
-        return write_answers(tmp_path / "answers.jsonl")
-    return tmp_path / {"contrastive": "pictures", "speech": "lines"}[name]
-
-
-def config_of(data: Path, output: Path, **train: Any) -> TrainerConfig:
-    return config_from_dict(
-        {
-            "seed": 3,
-            "output": str(output),
-            "data": {"path": str(data), "micro_batch_size": 3, "micro_batches_per_step": 4, "workers": 0},
-            "model": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24},
-            # With a smaller eps, AdamW makes steps of the rounding of gradients that are zero, as of biases of keys.
-            "optimizer": {"lr": 5e-3, "warmup": 2, "eps": 1e-4},
-            "train": {"steps": STEPS, "save_every": 2} | train,
-        }
-    )
+def config_of(path: Path, output: Path, *, mesh: dict[str, Any] | None = None, **train: Any) -> TrainerConfig:
+    shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24, "tie_embeddings": False}
+    # With a smaller eps, AdamW makes steps of the rounding of gradients that are zero, as of biases of keys.
+    optimizer = {"eps": 1e-4}
+    return make_config(path, output, mesh=mesh, model=shape | {"image_size": 0}, optimizer=optimizer, **train)
 
 
 def trained(config: TrainerConfig, name: str, kill_at: int = 0) -> list[torch.Tensor]:
     """The parameters after a run; with ``kill_at``, the process dies before that step."""
+
+    def kill(trainer: Trainer[Any], step: int) -> None:
+        if step == kill_at:
+            trainer.saver.finish()
+            os.kill(os.getpid(), signal.SIGKILL)
+
     with Trainer(config, **parts_of(name)) as trainer:
-        launch = trainer.launch
-
-        def disturbed(step: int, batches: Any) -> Any:
-            if step == kill_at:
-                trainer.saver.finish()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return launch(step, batches)
-
-        trainer.launch = disturbed  # type: ignore[method-assign]
+        disturb_steps(trainer, kill)
         trainer.run()
         return [p.detach().clone() for p in trainer.model.parameters()]
-
-
-def by_hand(config: TrainerConfig, name: str) -> tuple[list[torch.Tensor], list[float]]:
-    """A loop with torch's optimizer, over the batches that one rank's run would have."""
-    parts, optimizer = parts_of(name), config.optimizer
-    with Trainer(dataclasses.replace(config, output=f"{config.output}-by-hand"), **parts) as trainer:
-        batches = iter(trainer.loader)
-        steps = [trainer.data.take_step(batches) for _ in range(STEPS)]
-        model = parts["make_model"](config, trainer.mesh)
-    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == matrix]} for matrix in (True, False)]
-    groups[0]["weight_decay"], groups[1]["weight_decay"] = optimizer.weight_decay, 0.0
-    adam = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps)
-    losses = []
-    for number, step in enumerate(steps):
-        count = sum(int(batch.loss_tokens) for batch in step)
-        loss = sum(parts["loss"](model, batch).loss for batch in step) / count
-        adam.zero_grad()
-        loss.backward()
-        norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
-        for p in model.parameters():
-            p.grad = None if p.grad is None else p.grad * min(1.0, optimizer.clip / float(norm))
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(number, config.train.steps, optimizer)
-        adam.step()
-        losses.append(float(loss))
-    return [p.detach() for p in model.parameters()], losses
 
 
 def far(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-def test_a_run_is_a_plain_loop_on_any_ranks_and_goes_on_after_a_kill(
-    run_ranks: RunRanks, data: Path, name: str, tmp_path: Path
-) -> None:
-    ((alone, (weights, losses)),) = run_ranks(
-        1, lambda rank: (trained(config := config_of(data, tmp_path / "one"), name), by_hand(config, name))
+@pytest.mark.parametrize(
+    ("name", "data"), [("contrastive", "pictures"), ("speech", "lines"), ("preferences", "answers.jsonl")]
+)
+def test_a_run_is_a_plain_loop_on_any_ranks_and_goes_on_after_a_kill(runs: SmallRuns, name: str, data: str) -> None:
+    write_answers(runs.folder / "answers.jsonl")
+
+    def config(output: str) -> TrainerConfig:
+        return config_of(runs.folder / data, runs.folder / output)
+
+    ((alone, (weights, losses)),) = runs.run_ranks(
+        1, lambda rank: (trained(config("one"), name), run_by_hand(config("one"), parts_of(name)))
     )
-    lines = metrics(tmp_path / "one")
-    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)
+    assert [line["loss"] for line in runs.metrics("one")] == pytest.approx(losses, rel=1e-6)
     assert far(alone, weights) < 1e-6
     assert losses[-1] < losses[0], "it learns"
 
-    two = run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "two"), name))
+    two = runs.run_ranks(2, lambda rank: trained(config("two"), name))
     assert far(two[0], two[1]) == 0.0 and far(two[0], weights) < 1e-6
-    assert [line["loss"] for line in metrics(tmp_path / "two")] == pytest.approx(losses, rel=1e-6)
+    assert [line["loss"] for line in runs.metrics("two")] == pytest.approx(losses, rel=1e-6)
 
     with pytest.raises(RankFailure, match="died without a word"):
-        run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "killed"), name, kill_at=4))
-    shutil.copytree(tmp_path / "killed", tmp_path / "moved")
-    again = run_ranks(2, lambda rank: trained(config_of(data, tmp_path / "killed"), name))
+        runs.run_ranks(2, lambda rank: trained(config("killed"), name, kill_at=4))
+    shutil.copytree(runs.folder / "killed", runs.folder / "moved")
+    again = runs.run_ranks(2, lambda rank: trained(config("killed"), name))
     assert far(again[0], two[0]) == 0.0
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "two")
-    (moved,) = run_ranks(1, lambda rank: trained(config_of(data, tmp_path / "moved"), name))
+    assert runs.metrics("killed") == runs.metrics("two")
+    (moved,) = runs.run_ranks(1, lambda rank: trained(config("moved"), name))
     assert far(moved, weights) < 1e-6
 
 
-def test_the_reference_has_no_optimizer_and_is_in_no_checkpoint(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path
-) -> None:
+def test_the_reference_has_no_optimizer_and_is_in_no_checkpoint(run_ranks: RunRanks, tmp_path: Path) -> None:
     path = write_answers(tmp_path / "answers.jsonl")
 
     def job(rank: int) -> tuple[bool, bool, set[str]]:
-        config, dpo = config_of(path, tmp_path / "dpo"), preferences.Preferences()
-        with Trainer(
-            config, make_model=dpo.make_model, loss=dpo.loss, task_encoder=preferences.AnswersEncoder()
-        ) as trainer:
+        dpo, encoder = preferences.Preferences(), preferences.AnswersEncoder()
+        parts: dict[str, Any] = {"make_model": dpo.make_model, "loss": dpo.loss, "task_encoder": encoder}
+        with Trainer(config_of(path, tmp_path / "dpo"), **parts) as trainer:
             before = [p.clone() for p in dpo.reference.parameters()]
             trainer.run()
             same = all(map(torch.equal, before, dpo.reference.parameters()))
@@ -194,35 +143,36 @@ def square(model: nn.Module, batch: Numbers) -> LossSums:
 LINE: dict[str, Any] = {"make_model": make_line, "loss": square, "task_encoder": NumbersEncoder()}
 
 
-def test_metrics_are_means_in_training_and_validation(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    config = config_of(tmp_path / "lines", tmp_path / "run", eval_every=3)
-    run_ranks(2, lambda rank: Trainer(config, **LINE, metrics=["learning"]).run())
-    lines = metrics(tmp_path / "run")
+def line_config(runs: SmallRuns, **settings: Any) -> TrainerConfig:
+    return config_of(runs.folder / "lines", runs.folder / "run", **settings)
+
+
+def test_metrics_are_means_in_training_and_validation(runs: SmallRuns) -> None:
+    config = line_config(runs, eval_every=3)
+    runs.run_ranks(2, lambda rank: Trainer(config, **LINE, metrics=["learning"]).run())
+    lines = runs.metrics()
     assert [line["learning"] for line in lines] == [1.0] * STEPS
     assert [line["eval_learning"] for line in lines if "eval_loss" in line] == [0.0, 0.0]
     assert {line["eval_tokens"] for line in lines if "eval_loss" in line} == {7}, "one of the ranks has an empty batch"
 
 
-def test_a_loss_that_counts_other_terms_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+def test_a_loss_that_counts_other_terms_is_refused(runs: SmallRuns) -> None:
     def twice(model: nn.Module, batch: Numbers) -> LossSums:
         made = square(model, batch)
         return made._replace(terms=2 * len(batch.value))
 
     def job(rank: int) -> None:
-        with Trainer(config_of(tmp_path / "lines", tmp_path / "run"), **(LINE | {"loss": twice})) as trainer:
+        with Trainer(line_config(runs), **(LINE | {"loss": twice})) as trainer:
             trainer.run()
 
-    found = errors_of(run_ranks, 2, UsageError, job)
+    found = errors_of(runs.run_ranks, 2, UsageError, job)
     assert all("24 terms, its micro-batches 12 loss_tokens" in text for text in found)
 
 
 @pytest.mark.parametrize(("axis", "value"), [("tp", 2), ("cp", 2), ("pp", 2), ("share_images", True)])
-def test_a_layout_that_a_model_does_not_know_is_refused(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, axis: str, value: int
-) -> None:
-    config = config_of(tmp_path / "lines", tmp_path / "run")
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **{axis: value}))
-    for text in errors_of(run_ranks, 2, TopologyError, lambda rank: Trainer(config, **LINE)):
+def test_a_layout_that_a_model_does_not_know_is_refused(runs: SmallRuns, axis: str, value: int) -> None:
+    config = line_config(runs, mesh={axis: value})
+    for text in errors_of(runs.run_ranks, 2, TopologyError, lambda rank: Trainer(config, **LINE)):
         assert f"mesh.{axis}={value}, which the model or the loss of this run does not support" in text
 
 
@@ -231,9 +181,7 @@ def test_a_model_that_is_cut_and_a_loss_of_ones_own_go_together(run_ranks: RunRa
     path = write_answers(tmp_path / "answers.jsonl")
 
     def job(rank: int, **sizes: int) -> int:
-        config = config_of(path, tmp_path / str(sizes))
-        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **sizes))
-        with Trainer(config, **preferences.parts()) as trainer:
+        with Trainer(config_of(path, tmp_path / str(sizes), mesh=sizes), **preferences.parts()) as trainer:
             return trainer.run()
 
     run_ranks(1, job)
@@ -245,19 +193,19 @@ def test_a_model_that_is_cut_and_a_loss_of_ones_own_go_together(run_ranks: RunRa
         run_ranks(2, lambda rank: job(rank, pp=2))
 
 
-def test_costs_of_another_model_are_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    config = config_of(tmp_path / "lines", tmp_path / "run", measure_costs=2)
-    (text,) = errors_of(run_ranks, 1, UsageError, lambda rank: Trainer(config, **LINE))
+def test_costs_of_another_model_are_refused(runs: SmallRuns) -> None:
+    config = line_config(runs, measure_costs=2)
+    (text,) = errors_of(runs.run_ranks, 1, UsageError, lambda rank: Trainer(config, **LINE))
     assert "the costs of another model are not known" in text
 
 
-def test_batches_of_a_loss_of_ones_own_are_not_rows(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    config = config_of(tmp_path / "lines", tmp_path / "run")
+def test_batches_of_a_loss_of_ones_own_are_not_rows(runs: SmallRuns) -> None:
+    config = line_config(runs)
     with pytest.raises(RankFailure, match="returned a Numbers, which has no rows of tokens"):
-        run_ranks(1, lambda rank: Trainer(config, task_encoder=NumbersEncoder()).run())
+        runs.run_ranks(1, lambda rank: Trainer(config, task_encoder=NumbersEncoder()).run())
 
 
-def test_hooks_see_each_step_and_add_to_each_evaluation(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+def test_hooks_see_each_step_and_add_to_each_evaluation(runs: SmallRuns) -> None:
     """The best checkpoint and a metric of one's own, as the page shows them; a signal of a hook ends the run."""
 
     def job(rank: int) -> tuple[list[int], list[float]]:
@@ -270,7 +218,7 @@ def test_hooks_see_each_step_and_add_to_each_evaluation(run_ranks: RunRanks, ble
                 best.append(values["eval_loss"])
                 state = trainer.state() | {"best": best[-1]}
                 parts = trainer.model, trainer.optimizer, trainer.mesh, state
-                save_checkpoint(tmp_path / "best", values["step"], *parts, keep=1)
+                save_checkpoint(runs.folder / "best", values["step"], *parts, keep=1)
 
         def on_step(trainer: Trainer, values: dict[str, Any]) -> None:
             seen.append(values["step"])
@@ -278,16 +226,136 @@ def test_hooks_see_each_step_and_add_to_each_evaluation(run_ranks: RunRanks, ble
             if values["step"] == 4 and rank == 1:
                 signal.raise_signal(signal.SIGUSR1)
 
-        config = config_of(tmp_path / "lines", tmp_path / "run", eval_every=2, eval_at_start=True)
+        config = line_config(runs, eval_every=2, eval_at_start=True)
         with Trainer(config, **LINE, on_step=on_step, on_eval=on_eval) as trainer:
             trainer.run()
         return seen, best
 
-    (seen, best), other = run_ranks(2, job)
+    (seen, best), other = runs.run_ranks(2, job)
     assert (seen, best) == other and seen == list(range(1, len(seen) + 1)) and 4 <= len(seen) < STEPS + 1
-    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (runs.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, *seen]
     assert all(line["half"] == line["loss"] / 2 for line in lines[1:])
     assert [line["eval_weight"] is not None for line in lines if "eval_loss" in line][:3] == [True] * 3
-    checkpoint = latest_checkpoint(tmp_path / "best")
+    checkpoint = latest_checkpoint(runs.folder / "best")
     assert checkpoint is not None and read_state(checkpoint)["best"] == best[-1] == min(best)
+
+
+# -- random runs -------------------------------------------------------------------------------------------------------
+
+WORDS, WIDTH = 11, 6
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+@edataclass
+class Words(Batch):
+    words: torch.Tensor
+    following: torch.Tensor
+
+    @property
+    def loss_tokens(self) -> int:
+        return int((self.following >= 0).sum())
+
+
+class WordsEncoder(TaskEncoder):
+    """Rows of as many words as their text says; a row of one word has no term in the loss."""
+
+    def batch(self, samples: list[Any]) -> Words:
+        rows = torch.full((len(samples), 9), -1)
+        for row, sample in zip(rows, samples, strict=True):
+            number = int(sample["json"]["text"])
+            count = 1 + number % 8
+            row[:count] = torch.arange(count).mul(number + 1).add(number) % WORDS
+        return Words.from_samples(samples, words=rows[:, :-1], following=rows[:, 1:])
+
+
+class Net(nn.Module):
+    """A tied table, a layer that is used twice, a frozen one, one that is never used, and a scalar."""
+
+    def __init__(self, dtype: torch.dtype, *, tied: bool, frozen: bool, layers: int):
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=not tied)
+        if tied:
+            self.head.weight = self.table.weight
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.norm, self.unused, self.scale = nn.LayerNorm(WIDTH), nn.Linear(3, 5), nn.Parameter(torch.tensor(1.5))
+        self.mixer = nn.Conv1d(WIDTH, WIDTH, 3, groups=2)
+        self.to(dtype)
+        self.layers[0].requires_grad_(not frozen)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.table(words.clamp(min=0))
+        for layer in [*self.layers, self.layers[-1]]:
+            x = x + torch.tanh(layer(self.norm(x))) * self.scale
+        return self.head(x + self.mixer(F.pad(x.mT, (2, 0))).mT)
+
+
+def cross_entropy(model: nn.Module, batch: Words) -> LossSums:
+    logits, right = model(batch.words), batch.following >= 0
+    logits = logits.double() if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(logits[right], batch.following[right], reduction="sum")
+    return LossSums(losses, right.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a run has, by its number."""
+
+    number: int
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, Any], int, list[tuple[int, int]]]:
+        """The net, the optimizer, micro-batches of a step, and the parts of the run: their last step and ranks."""
+        draw = random.Random(self.number)
+        net = {"dtype": DTYPES[self.number % 3], "tied": draw.random() < 0.5, "frozen": draw.random() < 0.5}
+        net["layers"] = draw.randint(1, 4)
+        optimizer = {
+            **{"lr": 3e-2, "warmup": draw.randint(0, 3), "eps": 1e-4, "clip": draw.choice([0.0, 0.3, 2.0])},
+            **{"bucket_size": draw.choice([20, 50, 10_000]), "reduce": draw.choice(["last", "every"])},
+            **{"schedule": draw.choice(["cosine", "linear", "wsd"]), "weight_decay": draw.choice([0.0, 0.3])},
+            **{"algorithm": draw.choice(["adamw", "adamw", "sgd"])},
+        }
+        count = draw.randint(1, 5)
+        ranks = [size for size in (1, 2, 3) if count % size == 0]
+        stops = [*sorted(draw.sample(range(1, STEPS), draw.randint(0, 2))), STEPS]
+        return net, optimizer, count, [(stop, draw.choice(ranks)) for stop in stops]
+
+    def config(self, data: Path, output: Path) -> TrainerConfig:
+        _, optimizer, count, _ = self.parts()
+        rows = {"micro_batch_size": 2, "micro_batches_per_step": count}
+        return make_config(data, output, seed=self.number, data=rows, optimizer=optimizer, steps=STEPS, save_every=1)
+
+    def seam(self) -> dict[str, Any]:
+        def make_model(config: TrainerConfig, mesh: Any) -> nn.Module:
+            torch.manual_seed(config.seed)
+            return Net(**self.parts()[0])
+
+        return {"make_model": make_model, "loss": cross_entropy, "task_encoder": WordsEncoder()}
+
+    def run(self, config: TrainerConfig, until: int) -> list[torch.Tensor]:
+        """The parameters after the steps up to ``until``, which end as by a signal."""
+        with Trainer(config, **self.seam()) as trainer:
+            run_part(trainer, until)
+            return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+#: How far from the plain loop a weight may be.
+FAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("number", nightly_but({0, 1, 2}, range(30)))
+def test_a_run_in_parts_on_any_ranks_is_a_plain_loop(run_ranks: RunRanks, tmp_path: Path, number: int) -> None:
+    data, case = tmp_path / "numbers.jsonl", Case(number)
+    data.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(30)))
+    config = case.config(data, tmp_path / "run")
+    ((expected, _),) = run_ranks(1, lambda rank: run_by_hand(config, case.seam()))
+    for stop, ranks in case.parts()[-1]:
+        made = run_ranks(ranks, lambda rank, stop=stop: case.run(config, stop))
+    for weights in made:
+        for one, other in zip(weights, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=FAR[one.dtype])
+    again = case.config(data, tmp_path / "again")
+    ranks = case.parts()[-1][-1][1]
+    if all(each == ranks for _, each in case.parts()[-1]):
+        whole = run_ranks(ranks, lambda rank: case.run(again, STEPS))[0]
+        assert all(map(torch.equal, whole, made[0])), "a part resumes with the same bits"

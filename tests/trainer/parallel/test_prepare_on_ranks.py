@@ -1,20 +1,22 @@
-"""Several ranks prepare one data set together, in a group and without one."""
+"""Several ranks prepare one data set together, in a group and without one, or write one blend index."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import tarfile
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch.distributed as dist
 
 from energon_lite.errors import DatasetError, UsageError
+from energon_lite.extras.tools.order_arrays import build_blend_index
 from energon_lite.storage.prepare import PrepareReport, prepare_dataset
 from energon_lite.storage.sharded_job import Ranks
+from tests.testing import write_tar
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 OPTIONS = {"split_ratio": "3,1,1", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
@@ -23,15 +25,10 @@ OPTIONS = {"split_ratio": "3,1,1", "sample_type": "TextSample", "field_map": {"t
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Eleven shards with 1 .. 11 samples."""
-    root = tmp_path / "data"
-    root.mkdir()
     for shard in range(11):
-        with tarfile.open(root / f"{shard:02d}.tar", "w") as tar:
-            for number in range(shard + 1):
-                info = tarfile.TarInfo(f"{shard}-{number}.txt")
-                info.size = number
-                tar.addfile(info, io.BytesIO(b"x" * number))
-    return root
+        samples = [(f"{shard}-{number}", {"txt": b"x" * number}) for number in range(shard + 1)]
+        write_tar(tmp_path / f"data/{shard:02d}.tar", samples)
+    return tmp_path / "data"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -116,17 +113,13 @@ class TestWithoutAGroup:
         assert "no result for 5 of 11 shards after 0.3 s without progress" in message
         assert "rank 1: 01.tar, 05.tar, 09.tar; rank 3: 03.tar, 07.tar" in message and "run again" in message
 
-    def test_a_broken_shard_of_another_rank(self, folder: Path) -> None:
+    def test_a_broken_shard_of_another_rank_counts_until_it_is_mended(self, folder: Path) -> None:
+        whole = (folder / "05.tar").read_bytes()
         os.truncate(folder / "05.tar", 700)
         share = prepare(folder, Ranks(1, 2))
         assert share.shards == 4 and "05.tar: the tar file is truncated" in share.warnings[0]
         with pytest.raises(DatasetError, match=r"truncated[\s\S]*05\.tar"):
             prepare(folder, Ranks(0, 2, timeout=5))
-
-    def test_an_old_report_of_a_broken_shard_does_not_count(self, folder: Path) -> None:
-        whole = (folder / "05.tar").read_bytes()
-        os.truncate(folder / "05.tar", 700)
-        prepare(folder, Ranks(1, 2))
         (folder / "05.tar").write_bytes(whole)
         with pytest.raises(DatasetError, match=r"no result for 1 of 11 shards[\s\S]*rank 1: 05\.tar"):
             prepare(folder, Ranks(0, 2, timeout=0.2))
@@ -143,7 +136,23 @@ def test_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="rank 2 of 2"):
         Ranks(2, 2)
     shares = [Ranks(rank, 3).share(range(10)) for rank in range(3)]
-    assert (
-        sorted(item for share in shares for item in share) == list(range(10))
-        and max(map(len, shares)) - min(map(len, shares)) == 1
-    )
+    assert sorted(item for share in shares for item in share) == list(range(10))
+    assert max(map(len, shares)) - min(map(len, shares)) == 1
+
+
+WEIGHTS, N = [2, 1, 0.1, 3e-5], 100_001
+
+
+def test_four_ranks_write_a_blend_index_of_the_same_bytes(run_ranks: RunRanks, tmp_path: Path) -> None:
+    alone = build_blend_index(WEIGHTS, N, tmp_path / "alone", key=5)
+
+    def build(rank: int) -> list[int]:
+        columns = build_blend_index(WEIGHTS, N, tmp_path / "together", key=5, workers=1)
+        assert dist.get_world_size() == 4
+        assert all(np.array_equal(column, expected) for column, expected in zip(columns, alone, strict=True))
+        return [len(column) for column in columns]
+
+    assert run_ranks(4, build) == [[N, N]] * 4
+    for file in (tmp_path / "alone").iterdir():
+        assert file.read_bytes() == (tmp_path / "together" / file.name).read_bytes()
+    assert {file.name for file in tmp_path.iterdir() if not file.name.startswith("ranks-")} == {"alone", "together"}

@@ -1,4 +1,5 @@
-"""Runs on any data by any hooks: a user's encoder, chats in JSONL, several validation sets with a limit."""
+"""Runs on any data by any hooks: a user's encoder, chats in JSONL, several validation sets with a limit; and batches by
+tokens, whose packed rows are what padded rows are, on every layout."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict
+from energon_lite.errors import ConfigError
+from energon_lite.trainer import Trainer, TrainerConfig, learning_rate
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import train
+from tests.trainer.parallel.small_runs import BATCHING, SmallRuns, assert_same_metrics, make_config, metrics, train
 
 #: A user's module. Its encoder returns what the library makes of sequences; a mistake is made where a test says so.
 MODULE = """
@@ -59,33 +61,20 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(folder: Path, output: str, *, data: dict[str, Any] | None = None, **sections: Any) -> TrainerConfig:
-    base: dict[str, Any] = {
-        "path": str(folder / "train.jsonl"),
+def config(folder: Path, output: str, *, data: dict[str, Any] | None = None, **settings: Any) -> TrainerConfig:
+    given = {
         "val": {name: str(folder / f"{name}.jsonl") for name in ("one", "two")},
         "task_encoder": "own_rows:Own",
         "micro_batch_size": 2,
-        "micro_batches_per_step": 4,
-        "workers": 0,
+        "max_length": 64,
     }
-    train = {"steps": 3, "eval_every": 3, "eval_batches": 3} | sections.pop("train", {})
-    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_size": 48, "dtype": "float64"}
-    values = {"output": str(folder / output), "model": shape, "optimizer": {"lr": 5e-3, "warmup": 2}, **sections}
-    return config_from_dict(values | {"data": base | (data or {}), "train": train})
+    model = {"num_layers": 2, "dtype": "float64", "image_size": 0, "tie_embeddings": False}
+    settings = {"steps": 3, "save_every": 0, "eval_every": 3, "eval_batches": 3} | settings
+    return make_config(folder / "train.jsonl", folder / output, data=given | (data or {}), model=model, **settings)
 
 
-def metrics(config: TrainerConfig) -> list[dict[str, Any]]:
-    times = {"seconds", "data_wait", "tokens_per_second", "memory_gib"}
-    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in times} for line in lines]
-
-
-def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
-    assert len(one) == len(other)
-    for mine, its in zip(one, other, strict=True):
-        assert mine.keys() == its.keys()
-        for key, value in mine.items():
-            assert its[key] == (value if key == "digest" else pytest.approx(value, rel=1e-6)), key
+def assert_same(one: TrainerConfig, other: TrainerConfig) -> None:
+    assert_same_metrics(metrics(Path(one.output)), metrics(Path(other.output)), 1e-6, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,44 +84,37 @@ def test_a_limited_evaluation_is_the_same_on_every_layout(
     run_ranks: RunRanks, said: Path, world: int, mesh: dict[str, int]
 ) -> None:
     """Three micro-batches of two samples: with two replicas, the second one has one of them only."""
-    at_start = {"train": {"eval_at_start": True}}
-    alone, together = config(said, "alone", **at_start), config(said, "together", mesh=mesh, **at_start)
-    assert (
-        run_ranks(1, lambda rank: train(alone)) == [3] and run_ranks(world, lambda rank: train(together)) == [3] * world
-    )
-    lines = metrics(alone)
-    assert_same(lines, metrics(together))
+    alone, together = config(said, "alone", eval_at_start=True), config(said, "together", mesh=mesh, eval_at_start=True)
+    assert run_ranks(1, lambda rank: train(alone)) == [3]
+    assert run_ranks(world, lambda rank: train(together)) == [3] * world
+    assert_same(alone, together)
+    lines = metrics(Path(alone.output))
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     evaluated = {f"{key}/{name}" for key in ("eval_loss", "eval_tokens") for name in ("one", "two")}
     assert lines[0].keys() == {"step", *evaluated} and evaluated < lines[3].keys() and not evaluated & lines[2].keys()
-    wanted = {"one": [5 + n % 9 for n in range(6)], "two": [5 + n % 9 for n in range(6)]}
-    for name, lengths in wanted.items():
+    for name in ("one", "two"):
         # A text of n bytes has begin and end, so n + 1 labels.
-        assert lines[0][f"eval_tokens/{name}"] == sum(min(n, len(f"{name} says 0")) + 1 for n in lengths[:4]) + sum(
-            min(n, len(f"{name} says 16")) + 1 for n in lengths[4:]
-        )
+        texts = [f"{name} says {n * n}"[: 5 + n % 9] for n in range(6)]
+        assert lines[0][f"eval_tokens/{name}"] == sum(len(text) + 1 for text in texts)
         assert lines[3][f"eval_loss/{name}"] < lines[0][f"eval_loss/{name}"]
 
 
 def test_without_a_limit_all_is_evaluated_each_time_and_not_again_on_resuming(run_ranks: RunRanks, said: Path) -> None:
-    unlimited = {"train": {"eval_at_start": True, "eval_batches": 0, "eval_every": 1, "steps": 2}}
-    first = config(said, "run", data={"val_path": str(said / "two.jsonl")}, **unlimited)
+    unlimited = {"eval_at_start": True, "eval_batches": 0, "eval_every": 1}
+    first = config(said, "run", data={"val_path": str(said / "two.jsonl")}, steps=2, **unlimited)
     assert run_ranks(1, lambda rank: train(first)) == [2]
-    longer = config(said, "run", **{"train": unlimited["train"] | {"steps": 3}})
-    assert run_ranks(1, lambda rank: train(longer)) == [3]
-    lines = metrics(longer)
+    assert run_ranks(1, lambda rank: train(config(said, "run", **unlimited))) == [3]
+    lines = metrics(said / "run")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert {line["eval_tokens/one"] for line in lines} == {lines[0]["eval_tokens/one"]}
-    assert [line["eval_loss"] == line["eval_loss/two"] for line in lines[:3]] == [
-        True
-    ] * 3 and "eval_loss" not in lines[3]
+    assert all(line["eval_loss"] == line["eval_loss/two"] for line in lines[:3]) and "eval_loss" not in lines[3]
 
 
 def test_packed_rows_have_the_losses_of_unpacked_ones(run_ranks: RunRanks, said: Path) -> None:
     padded = config(said, "padded", data={"task_encoder_args": {"packed": False}})
     packed = config(said, "packed", data={"task_encoder_args": {"packed": True}}, mesh={"tp": 2})
     assert run_ranks(1, lambda rank: train(padded)) == [3] and run_ranks(2, lambda rank: train(packed)) == [3, 3]
-    assert_same(metrics(padded), metrics(packed))
+    assert_same(padded, packed)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -171,4 +153,78 @@ def test_a_run_takes_chats_and_texts_as_they_are(run_ranks: RunRanks, tmp_path: 
 
     once, again = run_ranks(1, tokens)[0]
     assert once == again
-    assert metrics(made)[2]["eval_tokens"] > 0
+    assert metrics(tmp_path / "run")[2]["eval_tokens"] > 0
+
+
+# -- batches by tokens -------------------------------------------------------------------------------------------------
+
+OPTIMIZER = {"scale_rule": "sqrt", "reference_tokens": 100}
+#: Sections of a run whose batches are made by tokens, but for its data.
+TOKENS: dict[str, Any] = {"model": {"num_layers": 4}, "optimizer": OPTIMIZER}
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh"),
+    nightly_but(
+        {2, 4},
+        [
+            (1, {}),
+            (2, {"tp": 2, "sequence_parallel": True}),
+            (2, {"cp": 2}),
+            (2, {"pp": 2, "virtual": 2}),
+            (8, {"tp": 2, "cp": 2, "pp": 2}),
+        ],
+    ),
+    ids=str,
+)
+def test_packed_and_padded_rows_make_one_run(runs: SmallRuns, world: int, mesh: dict[str, Any]) -> None:
+    """The same samples, images among them, in both forms: losses, gradients and evaluation."""
+    for name, packed, sizes, ranks in (("padded", False, {}, 1), ("packed", True, mesh, world)):
+        data = {"task_encoder": "energon_lite.trainer:MultimodalTaskEncoder", "task_encoder_args": {"packed": packed}}
+        model = {"num_layers": 4, "dtype": "float64"}
+        assert runs.train(ranks, name=name, mesh=sizes, data=data, model=model, steps=4, eval_every=4) == [4] * ranks
+    assert_same_metrics(runs.metrics("padded"), runs.metrics("packed"), rel=1e-9, of_norms=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("strategy", "world", "mesh", "share"),
+    nightly_but(
+        {0, 5},
+        [
+            ("capacity", 4, {"tp": 2, "sequence_parallel": True}, "load"),
+            ("capacity", 4, {"pp": 2, "virtual": 2}, "load"),
+            ("best_fit", 2, {}, "load"),
+            ("best_fit", 2, {"cp": 2}, "broadcast"),
+            ("best_fit", 8, {"tp": 2, "pp": 2}, "load"),
+            ("cost", 8, {"pp": 2, "cp": 2}, "broadcast"),
+        ],
+    ),
+    ids=str,
+)
+def test_each_layout_makes_the_run_of_one_process(
+    runs: SmallRuns, strategy: str, world: int, mesh: dict[str, Any], share: str
+) -> None:
+    settings = TOKENS | {"steps": 4, "save_every": 0, "eval_every": 2}
+    data = {"batching": BATCHING[strategy], "share": share}
+    for name, sizes, ranks in (("alone", {}, 1), ("together", mesh, world)):
+        assert runs.train(ranks, name=name, mesh=sizes, data=data, **settings) == [4] * ranks
+    lines = runs.metrics("alone")
+    assert len({entry["tokens"] for entry in lines}) > 1, "sizes that do not vary prove nothing"
+    for entry in lines:
+        planned = learning_rate(entry["step"] - 1, 4, runs.config(**settings).optimizer)
+        assert entry["lr"] == pytest.approx(planned * (entry["tokens"] / 100) ** 0.5)
+    assert_same_metrics(lines, runs.metrics("together"))
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_strategy_that_cannot_be_is_refused(runs: SmallRuns) -> None:
+    data = {"batching": {"strategy": "best_fit", "capcity": 40}}
+    (text,) = runs.errors(ConfigError, 1, data=data, **TOKENS)
+    assert "data.batching.capcity" in text
+
+
+def test_lengths_that_nobody_measured_are_asked_for(runs: SmallRuns) -> None:
+    with pytest.raises(RankFailure, match="energon-lite measure"):
+        runs.train(1, data={"batching": BATCHING["best_fit"]}, **TOKENS)

@@ -1,134 +1,39 @@
-"""The cut layers and the loss against torch's whole ones: values, gradients, and what is refused."""
+"""Layers that are cut over ranks: no rank holds a whole row, products hide sums, and what is refused.
+
+That runs are those of whole layers, other tests show: of all layouts, of image encoders, and of losses of one's own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.cross_entropy import vocab_parallel_cross_entropy
 from energon_lite.trainer.models.llama import Attention, LlamaModel
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
+    Projections,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.trainer.parallel.parameters import initialize_parameters, layout_of
+from energon_lite.trainer.parallel.parameters import layout_of
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_parity import BASE, make_steps
-
-X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)
-F64: Any = {"dtype": torch.float64, "std": 0.5}
-
-
-def drawn(module: torch.nn.Module, mesh: ParallelMesh) -> Any:
-    """Give a module its initial weights, and biases that are not zero."""
-    initialize_parameters(module, seed=3, mesh=mesh)
-    for p in module.parameters():
-        p.data.add_(p.dim() == 1)
-    return module
-
-
-def whole(make: Callable[[ParallelMesh], torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """The uncut weights of a module: those that one process alone would have."""
-    alone = drawn(make(ParallelMesh()), ParallelMesh())
-    return {name: p.detach().requires_grad_() for name, p in alone.named_parameters()}
-
-
-def assert_gradients(module: torch.nn.Module, weights: dict[str, torch.Tensor], mesh: ParallelMesh) -> None:
-    for name, p in module.named_parameters():
-        full = weights[name].grad
-        assert full is not None and p.grad is not None
-        torch.testing.assert_close(p.grad, layout_of(p).local_part(full, mesh), rtol=1e-12, atol=1e-12)
-
-
-def check_layer(mesh: ParallelMesh, make: Callable[[ParallelMesh], Any], expect: Callable[[Any, Any], Any]) -> None:
-    """Output, and gradients of input and weights, of a cut module and of torch's function of the uncut weights."""
-    module = drawn(make(mesh), mesh)
-    weights, x, y = whole(make), X.clone().requires_grad_(), X.clone().requires_grad_()
-    out, expected = module(x), expect(weights, y)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
-    assert_gradients(module, weights, mesh)
-
-
-def check_embedding(mesh: ParallelMesh) -> None:
-    def make(mesh: ParallelMesh) -> VocabParallelEmbedding:
-        return VocabParallelEmbedding(8, 6, mesh, **F64)
-
-    module = drawn(make(mesh), mesh)
-    w, tokens = whole(make), torch.tensor([[0, 7, 3], [3, 3, 5]])
-    out, expected = module(tokens), F.embedding(tokens, w["weight"])
-    assert torch.equal(out, expected)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    assert_gradients(module, w, mesh)
-
-
-def check_cross_entropy(mesh: ParallelMesh, vocab: int) -> None:
-    """Torch's, over the real vocabulary."""
-    full = (torch.arange(2 * 3 * 8, dtype=torch.float64) % 7).view(2, 3, 8) * 3 - 9
-    mine = full.chunk(mesh.tp, dim=-1)[mesh.rank("tp")].clone().requires_grad_()
-    full.requires_grad_()
-    labels = torch.tensor([[0, 2, 1], [vocab - 1, 0, 2]])
-    weight = torch.tensor([[1.0, 0.0, 2.0], [0.5, 1.0, 0.0]], dtype=torch.float64)
-    loss = vocab_parallel_cross_entropy(mine, labels, mesh, vocab_size=vocab)
-    expected = F.cross_entropy(full[..., :vocab].transpose(1, 2), labels, reduction="none")
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    (loss * weight).sum().backward()
-    (expected * weight).sum().backward()
-    assert full.grad is not None
-    here = full.grad.chunk(mesh.tp, dim=-1)[mesh.rank("tp")]
-    torch.testing.assert_close(mine.grad, here, rtol=1e-12, atol=1e-12)
-
-
-def check_half_precision(mesh: ParallelMesh) -> None:
-    logits = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
-    loss = vocab_parallel_cross_entropy(logits, torch.tensor([0, 3]), mesh)
-    loss.sum().backward()
-    assert loss.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
-    torch.testing.assert_close(loss, torch.full((2,), 4.0 * mesh.tp).log())
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_cut_layers_and_losses_are_torchs_whole_ones(run_ranks: RunRanks, tp: int) -> None:
-    def two(mesh: ParallelMesh, bias: bool) -> torch.nn.Sequential:
-        column = ColumnParallelLinear(8, 12, mesh, bias=bias, **F64)
-        return torch.nn.Sequential(column, torch.nn.Tanh(), RowParallelLinear(12, 8, mesh, bias=bias, **F64))
-
-    def check(rank: int) -> None:
-        mesh = build_mesh(tp=tp)
-        for bias in (False, True):
-            check_layer(
-                mesh,
-                lambda mesh, bias=bias: two(mesh, bias),  # type: ignore[misc]
-                lambda w, x: F.linear(
-                    torch.tanh(F.linear(x, w["0.weight"], w.get("0.bias"))), w["2.weight"], w.get("2.bias")
-                ),
-            )
-        gathered = functools.partial(ColumnParallelLinear, 8, 12, gather_output=True, **F64)
-        check_layer(mesh, gathered, lambda w, x: F.linear(x, w["weight"]))
-        check_embedding(mesh)
-        for vocab in (8, 5, 3):  # full; padded; a rank of padding only
-            check_cross_entropy(mesh, vocab)
-        check_half_precision(mesh)
-
-    run_ranks(tp, check)
+from tests.trainer.parallel.test_parity import BASE, Layout, make_steps
 
 
 def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
-    wide = dataclasses.replace(BASE, vocab_multiple=256)
+    """Loss and gradients are those of one rank, also where most ranks have columns of padding only."""
+    wide, rows = dataclasses.replace(BASE, vocab_multiple=256), make_steps()[0][1]
 
     def widest(rank: int) -> int:
         seen: list[int] = []
@@ -141,9 +46,18 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
                         seen.append(tensor.shape[-1] if tensor.dim() == 3 else 0)
                 return out
 
-        model = LlamaModel(wide, build_mesh(tp=4))
+        alone, model = LlamaModel(wide, ParallelMesh()), LlamaModel(wide, build_mesh(tp=4))
         with Watch():
-            model.loss_sum(make_steps()[0][1]).backward()
+            loss = model.loss_sum(rows)
+            loss.backward()
+        expected = alone.loss_sum(rows)
+        expected.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        for whole, p in zip(alone.parameters(), model.parameters(), strict=True):
+            if layout_of(p).sharded_dim is not None:
+                assert whole.grad is not None and p.grad is not None
+                part = layout_of(p).local_part(whole.grad, model.mesh)
+                torch.testing.assert_close(p.grad, part, rtol=1e-10, atol=1e-12)
         return max(seen)
 
     # The widest rows are a rank's 64 columns of the vocabulary; all 256 never meet.
@@ -165,3 +79,83 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
 def test_what_cannot_be_cut_evenly_is_refused(make: Callable[[ParallelMesh], Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         make(ParallelMesh(tp=2))
+
+
+# -- the input's gradient, which is summed over ranks behind the weights' gradients ------------------------------------
+
+
+class Noted(TorchDispatchMode):
+    """Notes matrix products in the order in which they are called."""
+
+    def __init__(self, seen: list[str]):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "bmm"):
+            self.seen.append("product")
+        return func(*args, **(kwargs or {}))
+
+
+class Together(Projections):
+    def layers(self) -> list[ColumnParallelLinear]:
+        return list(self.children())  # type: ignore[arg-type]
+
+
+class NotedWork:
+    def __init__(self, work: Any, seen: list[str]):
+        self.work, self.seen = work, seen
+
+    def wait(self) -> None:
+        self.seen.append("wait")
+        self.work.wait()
+
+
+def noted(seen: list[str], collective: Any, *args: Any, **settings: Any) -> NotedWork:
+    seen.append("sum")
+    return NotedWork(collective(*args, **settings), seen)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequence: bool, fused: bool) -> None:
+    def check(rank: int) -> None:
+        mesh = Layout(tp=2, sp=sequence).mesh()
+        layers = [ColumnParallelLinear(6, n, mesh, dtype=torch.float64, bias=True) for n in (4, 8, 2)]
+        generator = torch.Generator().manual_seed(rank)
+        for p in (p for layer in layers for p in layer.parameters()):
+            torch.nn.init.normal_(p, generator=generator)
+        alike = torch.Generator().manual_seed(5 + (rank if sequence else 0))
+        x = torch.randn(3, 4, 6, dtype=torch.float64, generator=alike).requires_grad_()
+
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        together = Together(mesh, fused=fused)
+        for number, layer in enumerate(layers):
+            together.add_module(str(number), layer)
+
+        def gradients(made: Any) -> list[torch.Tensor]:
+            loss = sum((y.sin() * (i + 1)).sum() for i, y in enumerate(made))
+            assert isinstance(loss, torch.Tensor)
+            whole = weights if together.joined is None else [together.joined]
+            of_x, *others = torch.autograd.grad(loss, [x, *whole, *biases])
+            if together.joined is not None:
+                others[:1] = others[0].split([len(weight) for weight in weights[::-1]])[::-1]
+            return [of_x, *others]
+
+        entered = layers[0].enter(x)
+        expected = gradients([layer(entered, entered=True) for layer in layers])
+        seen: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for module, name in ((dist, "all_reduce"), (collectives, "reduce_scatter")):
+                patch.setattr(module, name, partial(noted, seen, getattr(module, name)))
+            if fused:
+                together.joined = torch.cat(together.joinable()).detach().requires_grad_()
+            made = together.project(x)
+            with Noted(seen):
+                found = gradients(made)
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+        products = 1 if fused else 3
+        assert seen == ["product"] * products + ["sum"] + ["product"] * products + ["wait"]
+
+    run_ranks(2, check)

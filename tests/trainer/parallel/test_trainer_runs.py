@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import time
@@ -14,47 +13,49 @@ import pytest
 import torch
 
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
-from energon_lite.trainer import (
-    Trainer,
-    generate_captions,
-    load_model,
-    load_tokenizer,
-)
+from energon_lite.trainer import Trainer, generate_captions, load_model, load_tokenizer
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import flops_of_images, training_flops
-from tests.fork_server import run_program
-from tests.testing import errors_of, nightly_but
-from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import VAL_SAMPLES, WORDS, line, make_config, metrics, send, train
-
-
-@pytest.fixture
-def straight(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """The metrics of the run that nothing disturbs, as tp 2 x dp 2."""
-    assert run_ranks(4, lambda rank: train(make_config(blend, tmp_path / "straight", tp=2))) == [6] * 4
-    lines = metrics(tmp_path / "straight")
-    assert [entry["step"] for entry in lines] == [1, 2, 3, 4, 5, 6]
-    assert {" ".join(sorted(one)) for one in lines} == {"digest grad_norm loss lr micro_batches position step tokens"}
-    return lines
+from tests.testing import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure
+from tests.trainer.parallel.small_runs import (
+    BATCHING,
+    VAL_SAMPLES,
+    WORDS,
+    Lines,
+    SmallRuns,
+    assert_same_metrics,
+    line,
+    send,
+    train,
+)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
-) -> None:
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("mesh", "packed"), nightly_but({1}, [({"tp": 2}, False), ({"tp": 2, "pp": 2}, True)]), ids=str
+)
+def test_a_killed_run_goes_on_to_the_same_bits(runs: SmallRuns, mesh: dict[str, Any], packed: bool) -> None:
+    """All but times, whatever number of workers loads."""
     # Not while training goes on: the second checkpoint is to be there, and the fourth not.
-    config = make_config(blend, tmp_path / "killed", tp=2, workers=1, async_save=False)
+    settings = {"mesh": mesh, "model": {"num_layers": 4}, "eval_every": 2, "async_save": False}
+    data = {"batching": BATCHING["best_fit"] if packed else None}
+    assert runs.train(4, name="straight", data=data, **settings) == [6] * 4
+    lines = runs.metrics("straight")
+    assert [entry["step"] for entry in lines] == [1, 2, 3, 4, 5, 6] and "eval_loss" in lines[1]
+    assert " ".join(sorted(lines[0])) == "digest grad_norm loss lr micro_batches position step tokens"
+    config = runs.config("killed", data=data | {"workers": 1}, **settings)
     with pytest.raises(RankFailure) as failure:
-        run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)), moment=1.0)
+        runs.run_ranks(4, lambda rank: train(config, send(signal.SIGKILL, to_rank=3, at=4)), moment=1.0)
     assert "died without a word" in failure.value.by_rank[3]
-    newest = latest_checkpoint(tmp_path / "killed/checkpoints")
-    assert newest is not None and newest.name == "step-00000002"
-    assert run_ranks(4, lambda rank: train(config)) == [6] * 4
-    assert metrics(tmp_path / "killed") == straight
+    assert runs.saved("killed") == [2]
+    assert runs.run_ranks(4, lambda rank: train(config)) == [6] * 4
+    assert runs.metrics("killed") == lines
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[dict[str, Any]]:
+def alone() -> Lines:
     """The run of one process, filled by the first test that needs it: it does not depend on where the data is."""
     return []
 
@@ -74,52 +75,47 @@ def alone() -> list[dict[str, Any]]:
     ids=str,
 )
 def test_each_axis_makes_the_same_run(
-    run_ranks: RunRanks,
-    blend: Path,
-    tmp_path: Path,
-    world: int,
-    mesh: dict[str, Any],
-    share: str,
-    alone: list[dict[str, Any]],
+    runs: SmallRuns, world: int, mesh: dict[str, Any], share: str, alone: Lines
 ) -> None:
     """Losses, norms, evaluation; from a checkpoint of one process, and with one that one process goes on from."""
 
-    def run(name: str, sizes: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-        for stop, m, n in ((2, {}, 1), (4, sizes, ranks), (None, {}, 1)):
-            config = make_config(blend, tmp_path / name, mesh=m, share=share, save_every=0, eval_every=3)
-            disturb = None if stop is None else send(signal.SIGTERM, to_rank=n - 1, at=stop)
-            assert run_ranks(n, lambda rank, c=config, d=disturb: train(c, d)) == [stop or 6] * n  # type: ignore[misc]
-        return metrics(tmp_path / name)
+    def run(name: str, sizes: dict[str, Any], ranks: int) -> Lines:
+        for stop, m, n in ((2, {}, 1), (4, sizes, ranks), (0, {}, 1)):
+            settings = {"mesh": m, "data": {"share": share}, "save_every": 0, "eval_every": 3}
+            stopping = send(signal.SIGTERM, to_rank=n - 1, at=stop)
+            assert runs.train(n, stopping, name=name, **settings) == [stop or 6] * n
+        return runs.metrics(name)
 
     alone += [] if alone else run("alone", {}, 1)
-    for mine, its in zip(alone, run("together", mesh, world), strict=True):
-        assert mine.keys() == its.keys() and mine["tokens"] == its["tokens"] and mine["digest"] == its["digest"]
-        for key in mine.keys() - {"digest"}:
-            assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
+    assert_same_metrics(alone, run("together", mesh, world))
+    # The whole split, once. A row has a label per byte and one for the end; at most 12.
+    captions = [len(WORDS[number % 3]) + 1 for number in range(VAL_SAMPLES)]
+    texts = [min(12, len(line(number)[1]["txt"]) + 1) for number in range(VAL_SAMPLES)]
+    first, last = (entry for entry in alone if "eval_loss" in entry)
+    assert first["eval_tokens"] == last["eval_tokens"] == sum(captions) + sum(texts)
+    assert last["eval_loss"] < first["eval_loss"], "the model learns something"
 
 
-def test_frozen_parameters_stay_as_they_are(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
+def test_frozen_parameters_stay_as_they_are(runs: SmallRuns) -> None:
     def changed(rank: int) -> set[str]:
-        config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, steps=2, freeze=["embed_*", "layers.?.mlp.*"])
-        with Trainer(config) as trainer:
+        with Trainer(runs.config(mesh={"pp": 2}, steps=2, freeze=["embed_*", "layers.?.mlp.*"])) as trainer:
             before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
             trainer.run()
             return {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
 
-    first, last = run_ranks(2, changed)
+    first, last = runs.run_ranks(2, changed)
     assert "vision.weight" in first and "layers.0.self_attn.q_proj.weight" in first and "norm.weight" in last
     assert not any(name.startswith("embed") or ".mlp." in name for name in first | last)
 
 
-def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    output = tmp_path / "run"
+def test_numbers_for_tensorboard_and_of_the_hardware(runs: SmallRuns) -> None:
+    output, model = runs.folder / "run", runs.config().model
     for steps in (2, 3):
-        config = make_config(blend, output, steps=steps, tensorboard=True, peak_tflops=1e-3)
-        run_ranks(2, lambda rank, c=config: train(c))  # type: ignore[misc]
+        runs.train(2, steps=steps, tensorboard=True, peak_tflops=1e-3)
     lines = [json.loads(text) for text in (output / "metrics.jsonl").read_text().splitlines()]
     # Each of the 12 rows of a step has a prefix of four, and at most twelve positions.
-    low, high = (training_flops(config.model, 12 * n, 12 * n * (n + 1) / 2) for n in (5, 12))
-    images = 12 * flops_of_images(config.model, [(4, 4)])[0]
+    low, high = (training_flops(model, 12 * n, 12 * n * (n + 1) / 2) for n in (5, 12))
+    images = 12 * flops_of_images(model, [(4, 4)])[0]
     low, high = low + images, high + images
     for entry in lines:
         assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["seconds"])
@@ -133,40 +129,24 @@ def test_numbers_for_tensorboard_and_of_the_hardware(run_ranks: RunRanks, blend:
         events.Reload()
         return [(event.step, event.value) for event in events.Scalars("loss")]
 
-    (found,) = run_ranks(1, drawn)
+    (found,) = runs.run_ranks(1, drawn)
     assert [step for step, _ in found] == [1, 2, 3]
     assert [value for _, value in found] == pytest.approx([entry["loss"] for entry in lines])
 
 
-def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    config = make_config(blend, tmp_path / "run", freeze=["norm.*", "head.*"])
-    for text in errors_of(run_ranks, 2, UsageError, lambda rank: Trainer(config)):
+def test_a_pattern_that_fits_nothing_is_refused(runs: SmallRuns) -> None:
+    for text in runs.errors(UsageError, 2, freeze=["norm.*", "head.*"]):
         assert "no parameter is named like 'head.*'" in text
 
 
-@pytest.mark.parametrize(("world", "tp"), nightly_but({2}, [(1, 1), (2, 1), (4, 2), (4, 1)]))
-def test_evaluation_sees_the_whole_split_once(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, tp: int
-) -> None:
-    config = make_config(blend, tmp_path / "run", tp=tp, steps=2, eval_every=1)
-    run_ranks(world, lambda rank: train(config))
-    # A row has a label per byte and one for the end; at most 12.
-    captions = [len(WORDS[number % 3]) + 1 for number in range(VAL_SAMPLES)]
-    texts = [min(12, len(line(number)[1]["txt"]) + 1) for number in range(VAL_SAMPLES)]
-    found = metrics(tmp_path / "run")
-    assert [entry["eval_tokens"] for entry in found] == [sum(captions) + sum(texts)] * 2
-    assert found[1]["eval_loss"] < found[0]["eval_loss"], "the model learns something"
+def test_a_resumed_run_must_be_of_the_same_data(runs: SmallRuns) -> None:
+    runs.train(1, steps=1)
+    runs.path.write_text(runs.path.read_text().replace("weight: 1}", "weight: 2}", 1))
+    runs.errors(StateMismatchError, 1, steps=2)
 
 
-def test_a_resumed_run_must_be_of_the_same_data(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=1)))
-    blend.write_text(blend.read_text().replace("weight: 1}", "weight: 2}", 1))
-    with pytest.raises(RankFailure, match=StateMismatchError.__name__):
-        run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run", steps=2)))
-
-
-def test_micro_batches_must_be_shared_evenly(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    for text in errors_of(run_ranks, 3, TopologyError, lambda rank: train(make_config(blend, tmp_path / "run"))):
+def test_micro_batches_must_be_shared_evenly(runs: SmallRuns) -> None:
+    for text in runs.errors(TopologyError, 3):
         assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text
 
 
@@ -174,9 +154,8 @@ def words_as_tokens(folder: Path) -> str:
     """A tokenizer whose tokens are whole words, with numbers that mean something else as bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(
-        models.WordLevel({"[UNK]": 0, "<s>": 1, "</s>": 2, "grey": 3, "white": 4, "black": 5}, "[UNK]")
-    )
+    numbers = {"[UNK]": 0, "<s>": 1, "</s>": 2, "grey": 3, "white": 4, "black": 5}
+    tokenizer = Tokenizer(models.WordLevel(numbers, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["[UNK]", "<s>", "</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -185,53 +164,26 @@ def words_as_tokens(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("make_tokenizer", nightly_but({1}, [None, words_as_tokens]))
-def test_a_model_learns_to_read(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, make_tokenizer: Callable[[Path], str] | None
-) -> None:
-    config = make_config(blend, tmp_path / "run", steps=80, lr=1e-2, save_every=0)
-    if make_tokenizer is not None:
-        data = dataclasses.replace(config.data, tokenizer=make_tokenizer(tmp_path))
-        config = dataclasses.replace(config, data=data)
-    run_ranks(1, lambda rank: train(config))
+def test_a_model_learns_to_read(runs: SmallRuns, make_tokenizer: Callable[[Path], str] | None) -> None:
+    data = {} if make_tokenizer is None else {"tokenizer": make_tokenizer(runs.folder)}
+    runs.train(1, data=data, optimizer={"lr": 1e-2}, steps=80, save_every=0)
 
     def read(rank: int) -> list[str]:
-        checkpoint = latest_checkpoint(tmp_path / "run/checkpoints")
+        checkpoint = latest_checkpoint(runs.folder / "run/checkpoints")
         assert checkpoint is not None
         shades = torch.stack([torch.full((3, 4, 4), shade * 127 / 255) for shade in (2, 0, 1, 1)])
         tokenizer = load_tokenizer(checkpoint)
         return generate_captions(load_model(checkpoint), shades, tokenizer=tokenizer, max_new_tokens=9)
 
-    assert run_ranks(1, read) == [["white", "black", "grey", "grey"]]
-
-
-@pytest.mark.slow
-def test_the_example_trains_and_layers_of_another_library_make_the_same_run(blend: Path, tmp_path: Path) -> None:
-    found = []
-    for script in ("train", "swap_layers"):
-        config = tmp_path / "run.yaml"
-        config.write_text("data: {path: blend.yaml}\nmodel: {hidden_size: 16, num_layers: 2, image_size: 4}\n")
-        command = [str(Path(__file__).parents[3] / f"examples/{script}.py"), str(config)]
-        overrides = [f"output={tmp_path / script}", "train.steps=3", "data.workers=1", "model.num_kv_heads=2"]
-        done = run_program([*command, *overrides], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert script != "train" or "step 3 of 3: loss" in done.stderr, "an example shows its progress"
-        found.append([entry["loss"] for entry in metrics(tmp_path / script)])
-    assert "norms are transformers." in done.stdout
-    assert found[0] == pytest.approx(found[1], rel=1e-6) and len(found[0]) == 3
-    script, prompts = Path(__file__).parents[3] / "examples/generate.py", ["white", "a"]
-    command = [str(script), str(tmp_path / "train/checkpoints"), *prompts, "--max-new-tokens=3"]
-    done = run_program(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("white") and "\na" in done.stdout
+    assert runs.run_ranks(1, read) == [["white", "black", "grey", "grey"]]
 
 
 @pytest.mark.parametrize(("workers", "world"), nightly_but({1, 2}, [(1, 1), (3, 1), (1, 2)]))
 def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, workers: int, world: int
+    runs: SmallRuns, workers: int, world: int
 ) -> None:
     """However many micro-batches are accumulated; with as few batches ahead as loaders have, it would wait for them."""
-    config = make_config(blend, tmp_path / "run", workers=workers)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, micro_batches_per_step=22))
+    config = runs.config(data={"workers": workers, "micro_batches_per_step": 22})
 
     def under_way(rank: int) -> list[int]:
         found = []
@@ -251,5 +203,5 @@ def test_a_whole_step_is_under_way_while_the_one_before_it_is_computed(
                 found.append(queue["ready"] + queue["pending"])
         return found
 
-    for found in run_ranks(world, under_way):
+    for found in runs.run_ranks(world, under_way):
         assert all(number >= 22 // world for number in found)

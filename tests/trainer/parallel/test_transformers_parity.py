@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,9 +17,11 @@ import torch
 from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from tests.testing import nightly_but
 from tests.trainer.models.by_documents import BY_DOCUMENTS
-from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens
+from tests.trainer.parallel.plain_llama import Rows, Weights, image_tokens, tokens_of
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
@@ -110,38 +113,18 @@ def huggingface_run(case: Case, start: Weights, steps: list[list[Rows]]) -> Plai
             parameter = named[huggingface_name(name)]
             parameter.copy_(start[name][: len(parameter)])
     assert len(named) + len(prefix) == len(start)
-    parameters = [*named.values(), *prefix.values()]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": OPTIMIZER.weight_decay},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=OPTIMIZER.betas,
-        eps=OPTIMIZER.eps,
-    )
-    losses, norms = [], []
-    for number, micro_batches in enumerate(steps):
-        tokens = sum(float(rows.loss_mask.sum()) for rows in micro_batches)
-        total = 0.0
-        for p in parameters:  # one that nothing uses is decayed all the same
-            p.grad = torch.zeros_like(p)
-        for rows in micro_batches:
-            if not len(rows.tokens):
-                continue
-            embedded = model.get_input_embeddings()(rows.tokens).clone()
-            for image, row, begin in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
-                inside = image_tokens(prefix, image, config.patch_size)
-                embedded[row, begin : begin + len(inside)] = inside
-            logits = model(inputs_embeds=embedded, **seen_by(rows, config.sliding_window)).logits
-            each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows.labels, reduction="none")
-            loss = (each * rows.loss_mask).sum() / tokens
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip).item())
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(number, len(steps), OPTIMIZER)
-        optimizer.step()
+
+    def loss(rows: Rows, tokens: float) -> torch.Tensor:
+        embedded = model.get_input_embeddings()(rows.tokens).clone()
+        for image, row, begin in zip(rows.image, rows.image_rows.tolist(), rows.image_starts.tolist(), strict=True):
+            inside = image_tokens(prefix, image, config.patch_size)
+            embedded[row, begin : begin + len(inside)] = inside
+        logits = model(inputs_embeds=embedded, **seen_by(rows, config.sliding_window)).logits
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows.labels, reduction="none")
+        return (each * rows.loss_mask).sum() / tokens
+
+    made = [[partial(loss, rows, tokens_of(step)) for rows in step if len(rows.tokens)] for step in steps]
+    losses, norms = plain_steps(named | prefix, made, OPTIMIZER)
     found = {name.removeprefix("model."): p.detach() for name, p in (named | prefix).items()}
     return PlainRun(losses, norms, found)
 
@@ -151,30 +134,24 @@ def without_images(rows: Rows) -> Rows:
     return dataclasses.replace(rows, image=rows.image[:0], image_rows=none, image_starts=none)
 
 
-def differences(case: Case, seed: int, run_ranks: RunRanks) -> tuple[float, float]:
-    """The largest: of losses and norms, relative to what is above one; and of weights."""
+@pytest.mark.slow
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("seed", nightly_but(ALWAYS, range(CASES)))
+def test_a_layout_makes_their_run(run_ranks: RunRanks, seed: int) -> None:
+    case = make_case(seed)
     steps = make_steps(case.rows, seed, steps=3 if seed in ALWAYS else 8)
     if not case.config.image_size:
         steps = [[without_images(rows) for rows in step] for step in steps]
-    ours: Run = run_ranks(
-        case.layout.world, lambda rank: train_on(case.config, steps, case.layout, settings=case.settings)
-    )[0]
+
+    def train(rank: int) -> Run:
+        return train_on(case.config, steps, case.layout, settings=case.settings)
+
+    ours: Run = run_ranks(case.layout.world, train)[0]
     theirs: PlainRun = run_ranks(1, lambda rank: huggingface_run(case, ours.start, steps))[0]
-    assert ours.end.keys() == theirs.weights.keys()
+    assert ours.weights.keys() == theirs.weights.keys()
     pairs = [*zip(ours.losses, theirs.losses, strict=True), *zip(ours.norms, theirs.norms, strict=True)]
     numbers = max(abs(mine - other) / max(1.0, abs(other)) for mine, other in pairs)
-    of_weights = [(w[: len(theirs.weights[n])] - theirs.weights[n]).abs().max().item() for n, w in ours.end.items()]
+    of_weights = max((ours.weights[n][: len(w)] - w).abs().max().item() for n, w in theirs.weights.items())
     # They have moved: by more than what may differ.
-    assert all((w - ours.start[name]).abs().max() > 10 * OF_WEIGHTS for name, w in ours.end.items())
-    return numbers, max(of_weights)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("models")
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed not in ALWAYS)) for seed in range(CASES)]
-)
-def test_a_layout_makes_their_run(run_ranks: RunRanks, seed: int) -> None:
-    case = make_case(seed)
-    numbers, weights = differences(case, seed, run_ranks)
-    assert numbers < TOLERANCE and weights < OF_WEIGHTS, f"{case}: {numbers:.1e} and {weights:.1e}"
+    assert all((w - ours.start[name]).abs().max() > 10 * OF_WEIGHTS for name, w in ours.weights.items())
+    assert numbers < TOLERANCE and of_weights < OF_WEIGHTS, f"{case}: {numbers:.1e} and {of_weights:.1e}"

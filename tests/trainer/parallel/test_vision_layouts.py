@@ -1,4 +1,5 @@
-"""An image encoder on every layout of ranks: the run of one rank, whose model is compared with that of transformers."""
+"""An image encoder on every layout of ranks, and images that other ranks encode: the run of one rank, whose model is
+compared with that of transformers; and the work is even."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ import torch
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision import VisionFeedForward
+from energon_lite.trainer.models.vision import VisionFeedForward, VisionTransformer
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
-from tests.trainer.parallel.plain_llama import PlainRun, Rows
+from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import (
     BASE,
@@ -92,12 +93,18 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("clip", {"tp": 1}, Layout(tp=2, cp=2, sp=True), OPTIMIZER),
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
+    # Of the micro-batches some have no images, and one has no rows: their ranks encode those of others.
+    ("siglip", {}, Layout(dp=2, share=True), LAST),
+    ("siglip", {}, Layout(dp=4, share=True), OPTIMIZER),
+    ("siglip", {}, Layout(dp=2, pp=2, share=True), EVERY),
+    ("clip", {}, Layout(dp=2, tp=2, sp=True, share=True), LAST),
+    ("pooled", {}, Layout(dp=2, cp=2, share=True), LAST),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "told", "layout", "optimizer"),
-    nightly_but({3, 7}, CASES),
+    nightly_but({3, 7, 10, 11}, CASES),
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
 def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
@@ -116,19 +123,23 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     config = dataclasses.replace(config, vision=dataclasses.replace(vision, **told))
     runs = run_ranks(layout.world, functools.partial(train, config, layout, optimizer, ()))
     assert all(torch.equal(weight, one.start[name]) for name, weight in runs[0].start.items()), "another start"
-    assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
-    moved = [name for name in one.end if name.startswith(("vision.", "projector.")) and name.endswith(".weight")]
+    assert_same(runs, one, 1e-10)
+    moved = [name for name in one.weights if name.startswith(("vision.", "projector.")) and name.endswith(".weight")]
     assert len(moved) > 20
 
 
-def test_what_of_an_encoder_is_frozen_stays(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize(
+    ("layout", "still"), [(Layout(tp=2, pp=2), ("vision",)), (Layout(dp=2, share=True), ("vision", "projector"))]
+)
+def test_what_of_an_encoder_is_frozen_stays(run_ranks: RunRanks, layout: Layout, still: tuple[str, ...]) -> None:
     config = dataclasses.replace(BASE, vision=SIGLIP)
-    vision = tuple(name for name, _ in LlamaModel(config, build_mesh()).named_parameters() if name.startswith("vision"))
-    one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, vision))[0]
-    runs = run_ranks(4, functools.partial(train, config, Layout(tp=2, pp=2), LAST, vision))
-    assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
-    assert all(torch.equal(one.end[name], one.start[name]) for name in vision)
-    assert not torch.equal(one.end["projector.linear_1.weight"], one.start["projector.linear_1.weight"])
+    frozen = tuple(name for name, _ in LlamaModel(config, build_mesh()).named_parameters() if name.startswith(still))
+    one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, frozen))[0]
+    runs = run_ranks(layout.world, functools.partial(train, config, layout, LAST, frozen))
+    assert_same(runs, one, 1e-10)
+    assert all(torch.equal(one.weights[name], one.start[name]) for name in frozen)
+    moved = not torch.equal(one.weights["projector.linear_1.weight"], one.start["projector.linear_1.weight"])
+    assert moved == ("projector" not in still)
 
 
 def test_a_pattern_freezes_the_encoder_and_what_is_behind_the_features_does_not_learn() -> None:
@@ -169,3 +180,30 @@ def test_an_encoder_that_cannot_be_cut_says_so(run_ranks: RunRanks) -> None:
         LlamaModel(dataclasses.replace(BASE, vision=dataclasses.replace(vision, tp=1)), Layout(tp=2).mesh())
 
     run_ranks(2, check)
+
+
+def micro_batch(images: int) -> Rows:
+    """A row with so many images of two patches by two."""
+    length = 5 * images + 3
+    rows, starts = torch.zeros(images, dtype=torch.int64), torch.arange(images) * 5
+    tokens = torch.arange(length)[None] % 29
+    return Rows(tokens, tokens, torch.ones(1, length), torch.full((images, 3, 4, 4), 0.5), rows, starts)
+
+
+@pytest.mark.parametrize(("shared", "encoded"), [(True, [[4, 2]] * 3), (False, [[12, 0], [0, 5], [0, 1]])])
+def test_each_rank_encodes_as_many(run_ranks: RunRanks, shared: bool, encoded: list[list[int]]) -> None:
+    """Of twelve images of one rank and none of others in a turn, and of five and one in the next."""
+    config = dataclasses.replace(BASE, vision=SIGLIP)
+
+    def count(rank: int) -> list[int]:
+        mesh = build_mesh(share_images=shared)
+        model = LlamaModel(config, mesh)
+        seen: list[int] = []
+        encoder = model.vision
+        assert isinstance(encoder, VisionTransformer)
+        encoder.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        turns = [(12, 0, 0), (0, 5, 1)]
+        run_pipeline(model, [micro_batch(images[rank]) for images in turns])
+        return [*seen, 0][:2] if rank == 0 else [*[0] * (2 - len(seen)), *seen]
+
+    assert run_ranks(3, count) == encoded
