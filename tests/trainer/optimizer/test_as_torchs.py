@@ -189,3 +189,12 @@ def test_weight_decay_of_a_group_may_change() -> None:
             group["weight_decay"], group["lr"] = 0.5, 0.1
         optimizer.step()
         torch.testing.assert_close(weight.detach(), before * 0.95, msg=algorithm)
+
+
+def test_a_parameter_without_elements_is_no_obstacle() -> None:
+    net = make_net([3, 2])
+    net[0].none = nn.Parameter(torch.zeros(0, dtype=torch.float64))
+    optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig())
+    before = net[0].weight.detach().clone()
+    backward(net, 0)
+    assert optimizer.step(lr=0.1) > 0 and not torch.equal(before, net[0].weight)
