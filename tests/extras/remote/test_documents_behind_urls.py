@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -17,45 +15,30 @@ from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.servers import Files, web_server
+from tests.servers import Files, upload
 from tests.testing import ALONE, invoke
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture
-def put() -> Iterator[Callable[..., None]]:
-    """Writes a file, or a folder, into the store ``memory://``."""
-    store = fsspec.filesystem("memory")
-
-    def write(place: str, what: str | bytes | Path) -> None:
-        if isinstance(what, Path):
-            for path in what.rglob("*"):
-                if path.is_file():
-                    store.pipe_file(f"/{place}/{path.relative_to(what)}", path.read_bytes())
-        else:
-            store.pipe_file(f"/{place}", what.encode() if isinstance(what, str) else what)
-
-    yield write
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
+def put(memory: Any) -> Callable[[str, str | bytes], None]:
+    """Writes a file into the store ``memory://``."""
+    return lambda place, what: memory.pipe_file(f"/{place}", what.encode() if isinstance(what, str) else what)
 
 
-def keys(path: Any, split: str = "train") -> list[str]:
-    dataset = get_val_dataset(path, split_part=split, worker_config=ALONE)
-    return [getattr(sample, "__key__", None) or sample["__key__"] for sample in get_loader(dataset)]
+def samples(path: Any) -> list[Any]:
+    return list(get_loader(get_val_dataset(path, split_part="train", worker_config=ALONE)))
+
+
+def keys(path: Any) -> list[str]:
+    return [getattr(sample, "__key__", None) or sample["__key__"] for sample in samples(path)]
 
 
 def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     one, two, three = leaf_of(3, "r"), leaf_of(2, "s"), leaf_of(2, "t")
     for leaf in (one, two):
         WebdatasetSource.open(leaf)  # makes the index, which goes up with the rest
-    put("bucket/data/one", one)
-    put("bucket/two", two)
+    upload(one, "bucket/data/one")
+    upload(two, "bucket/two")
     put("bucket/data/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
     put("bucket/blends/inner.yaml", "splits: {train: {path: ../../bucket/two}, val: {path: ../two}}")
     outer = [{"path": "../data/one"}, {"path": "inner.yaml", "split_part": "val"}, {"path": "../data/chats.jsonl"}]
@@ -126,12 +109,8 @@ def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: b
     assert there.fingerprint == here.fingerprint and there.contents == here.contents
     # An index says where lines begin, so white space around them is with them.
     assert (data_digest(there) == data_digest(here)) is (indexed is not True or data.startswith(b"{"))
-    found = [[sample["json"]["n"] for sample in get_loader(_dataset(path))] for path in (url, str(local))]
+    found = [[sample["json"]["n"] for sample in samples(path)] for path in (url, str(local))]
     assert found[0] == found[1] == [0, 1, 2, 3]
-
-
-def _dataset(path: str) -> Any:
-    return get_val_dataset(path, split_part="train", worker_config=ALONE)
 
 
 def test_a_file_that_changes(put: Callable[..., None]) -> None:
@@ -156,11 +135,7 @@ def test_training_goes_on(put: Callable[..., None]) -> None:
     assert next(iter(other))["json"]["n"] == next(iter(one))["json"]["n"]
 
 
-def test_over_http(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
+def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
     """A server that knows no ranges gives documents, too."""
-    pytest.importorskip("aiohttp")
-    folder = tmp_path / "served"
-    folder.mkdir()
-    (folder / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
-    with web_server(partial(Files, directory=str(folder))) as server:
-        assert keys(f"{server}/a.yaml") == ["r-0", "r-1", "r-2"]
+    (tmp_path / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
+    assert keys(f"{serve(Files)}/a.yaml") == ["r-0", "r-1", "r-2"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from energon_lite.errors import ShardFormatError, UsageError
@@ -15,22 +13,16 @@ from energon_lite.extras.remote.remote_files import list_files
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.servers import upload
 from tests.testing import invoke
 
 URL = "memory://bucket/ten"
 OPTIONS: dict[str, Any] = {"split_ratio": "2,1,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
 
 
-@pytest.fixture
-def memory(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The shards of ``ten``, uploaded."""
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    fs = fsspec.filesystem("memory")
-    for path in ten.rglob("*.tar"):
-        fs.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+@pytest.fixture(autouse=True)
+def _uploaded(ten: Path, memory: Any) -> None:
+    upload(ten, "bucket/ten")
 
 
 def contents(fs: Any) -> dict[str, bytes]:
@@ -141,19 +133,3 @@ def test_on_the_command_line(memory: Any, tmp_path: Path) -> None:
     assert len(WebdatasetSource.open(URL)) == 10
     again = invoke("prepare", URL, "--tar-index-only", "--no-progress")
     assert again.exit_code == 0, again.output
-
-
-def test_energon_reads_it(memory: Any, ten: Path, tmp_path: Path) -> None:
-    """What was written there, beside the shards."""
-    energon = pytest.importorskip("megatron.energon")
-    prepare_dataset(URL, **OPTIONS)
-    copy = tmp_path / "copy"
-    for name, data in contents(memory).items():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(data)
-    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = energon.get_val_dataset(copy, split_part="train", batch_size=1, worker_config=config)
-    found = [sample.text for batch in energon.get_loader(dataset) for sample in [batch]]
-    assert [text for some in found for text in (some if isinstance(some, list) else [some])] == [
-        f"text {number}" for number in range(7)
-    ]

@@ -14,6 +14,7 @@ from energon_lite.errors import DatasetError, ShardChangedError, UsageError
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
+from tests.extras.remote.stored_files import files_in
 from tests.testing import damaged
 
 
@@ -30,10 +31,6 @@ def right(one: ShardRange) -> bytes:
 
 def cache_in(folder: Path) -> RangeCache:
     return RangeCache(ReadAhead(folder=str(folder)))
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @given(st.data())
@@ -88,7 +85,7 @@ def test_what_others_have_put_there_is_not_read(tmp_path: Path, wanted: ShardRan
     os.chown(path, 12345, 12345)
     os.truncate(wanted.shard[0], 10)
     with pytest.raises(DatasetError):
-        RangeCache(ReadAhead(folder=str(folder))).get(wanted)
+        cache_in(folder).get(wanted)
 
 
 def test_links_are_not_followed(tmp_path: Path, wanted: ShardRange) -> None:

@@ -1,9 +1,12 @@
-"""A store of samples changes no batch, whatever has happened to its files, and spares the work where it can."""
+"""A store of samples changes no batch, whatever happens to its files, its disk, its bucket and its writers; and spares
+the work where it can."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -12,25 +15,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon_lite import (
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
-from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.extras.remote import SampleStore
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.errors import DatasetError, FatalSampleError, UsageError
+from energon_lite.extras.remote import SampleStore, checked_bucket
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, examples, take
+from tests.testing import ALONE, alone, batches_of, damaged, examples, nightly_but
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +78,7 @@ def test_ranks_share_samples_without_messages(
 
     def batches(rank: int, count: int, store: SampleStore | None) -> list[Any]:
         arguments: dict[str, Any] = {"worker_config": WorkerConfig(rank, 2), "task_encoder": Plain(calls)}
-        with get_savable_loader(get_train_dataset(leaf, batch_size=4, **arguments), sample_store=store) as loader:
-            return take(loader, count)
+        return batches_of(get_train_dataset(leaf, batch_size=4, **arguments), count, sample_store=store)
 
     def made(count: int) -> int:
         """How many samples are made by two ranks at the same time."""
@@ -127,9 +123,8 @@ class Unsteady(TaskEncoder):
 
 def test_hooks_that_change_are_noticed(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     dataset = get_train_dataset(leaf_of(8), worker_config=ALONE, batch_size=4, task_encoder=Unsteady())
-    with get_savable_loader(dataset, sample_store=store_in(tmp_path, checked=5)) as loader:
-        with pytest.raises(FatalSampleError, match="another sample than the hooks make now"):
-            take(loader, 8)
+    with pytest.raises(FatalSampleError, match="another sample than the hooks make now"):
+        batches_of(dataset, 8, sample_store=store_in(tmp_path, checked=5))
 
 
 def test_a_full_folder_keeps_what_comes_next(
@@ -165,7 +160,7 @@ def test_a_small_store_finds_what_comes_soon(
     assert same(found, expected) and calls < most * count
 
 
-def test_a_bucket_is_a_store(run: Callable[..., Any], bucket: str, same: Callable[..., bool]) -> None:
+def test_a_bucket_is_a_store(run: Callable[..., Any], memory: Any, bucket: str, same: Callable[..., bool]) -> None:
     expected, most = run(None, count=8)
     store = SampleStore(bucket, max_bytes=LARGE, checked=2)
     assert same(run(store, count=8)[0], expected)
@@ -174,9 +169,8 @@ def test_a_bucket_is_a_store(run: Callable[..., Any], bucket: str, same: Callabl
     again, calls = run(store, count=8)
     assert same(again, expected) and calls <= 1 + 16
     assert objects() == there
-    fs = fsspec.filesystem("memory")
     for name, contents in there.items():
-        fs.pipe_file(name, contents[:-1] + bytes([contents[-1] ^ 1]))
+        memory.pipe_file(name, contents[:-1] + bytes([contents[-1] ^ 1]))
     again, calls = run(store, count=8)
     assert same(again, expected) and 32 <= calls <= most  # threads may have written some that are needed twice
     assert objects() == there
@@ -238,3 +232,105 @@ def test_what_is_refused(tmp_path: Path) -> None:
         store_in(tmp_path, max_bytes=0)
     with pytest.raises(UsageError, match="checked is -1"):
         store_in(tmp_path, checked=-1)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(12))
+@given(st.data())
+def test_a_damaged_file_is_made_again(
+    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], data: st.DataObject
+) -> None:
+    expected, _ = run(store_in(tmp_path), count=8)
+    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
+        path.write_bytes(damaged(data, path.read_bytes()))
+    assert same(run(store_in(tmp_path), count=8)[0], expected)
+
+
+def test_a_bucket_that_fails_is_told_once(
+    run: Callable[..., Any],
+    bucket: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    same: Callable[..., bool],
+) -> None:
+    expected, _ = run(None)
+    store = SampleStore(bucket, max_bytes=LARGE)
+    put = checked_bucket.put_bytes
+
+    def full(url: str, name: str, data: bytes) -> None:
+        if data:
+            raise DatasetError("no space is left there", where=url)
+        put(url, name, data)
+
+    monkeypatch.setattr(checked_bucket, "put_bytes", full)
+    assert same(run(store)[0], expected)
+    assert caplog.text.count("no space is left there") == 1
+    with pytest.raises(UsageError, match="nothing can be written"):
+        run(SampleStore("http://127.0.0.1:9/samples", max_bytes=LARGE))
+
+
+def test_a_full_disk_is_told_once(
+    run: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    same: Callable[..., bool],
+) -> None:
+    expected, _ = run(None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert same(run(store_in(tmp_path))[0], expected)
+    assert caplog.text.count("No space left on device") == 1
+    assert not files_in(tmp_path / "store")
+
+
+def test_a_disk_that_is_full_indeed(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, same: Callable[..., bool]
+) -> None:
+    """A disk of 64 KiB, which root can make of memory: what it had room for is found."""
+    (disk := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs root, and a system that lets it mount")
+    try:
+        arguments: dict[str, Any] = {"encoder": Plain(tmp_path / "calls"), "samples": 64, "count": 32}
+        expected, most = run(None, **arguments)
+        store = SampleStore(str(disk / "store"), max_bytes=LARGE, checked=0)
+        assert same(run(store, **arguments)[0], expected)
+        assert caplog.text.count("No space left on device") == 1
+        found, calls = run(store, **arguments)
+        assert same(found, expected) and 0 < calls < most
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+#: Kills of a test, and a seed: some each time, 10,000 in the night.
+@pytest.mark.parametrize(
+    ("kills", "seed"), nightly_but({0}, [(examples(20), 0), *((1000, seed) for seed in range(1, 11))])
+)
+def test_kills_leave_nothing_wrong(
+    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], kills: int, seed: int
+) -> None:
+    expected, _ = run(None, count=8)
+    random = Random(seed)
+    began = time.monotonic()
+    run(store_in(tmp_path), count=8)
+    longest = 2 * (time.monotonic() - began)
+    for kill in range(1, kills + 1):
+        for path in files_in(tmp_path / "store"):
+            if random.random() < 0.3:
+                path.unlink()
+        child = os.fork()
+        if child == 0:
+            run(store_in(tmp_path), count=8)
+            os._exit(0)
+        time.sleep(random.random() * longest)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if kill % 50 == 0 or kill == kills:
+            assert same(run(store_in(tmp_path, checked=2), count=8)[0], expected)

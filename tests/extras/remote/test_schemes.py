@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import energon_lite as lib
-from energon_lite.extras.remote import remote_files
+from energon_lite import get_val_dataset
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.testing import alone, batches_of
 
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
 
 
 def texts_of(path: str, workers: int = 0) -> list[str]:
-    dataset = lib.get_val_dataset(
-        path,
-        split_part="train",
-        batch_size=5,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=workers),
-    )
-    with lib.get_loader(dataset) as loader:
-        return [text for batch in loader for text in batch.text]
+    dataset = get_val_dataset(path, split_part="train", batch_size=5, worker_config=alone(workers))
+    return [text for batch in batches_of(dataset) for text in batch.text]
 
 
 EXPECTED = [f"text {number}" for number in range(10)]
@@ -46,6 +40,7 @@ def test_cached_data_sets(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert texts_of(str(blend)) == EXPECTED
 
 
+@pytest.mark.usefixtures("clients")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_multi_storage_client(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     pytest.importorskip("multistorageclient")
@@ -54,9 +49,6 @@ def test_multi_storage_client(ten: Path, tmp_path: Path, monkeypatch: pytest.Mon
     # Its clients are kept by the names of their profiles.
     monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.yaml"))
     monkeypatch.setenv("MSC_DISABLE_TELEMETRY", "1")
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_files, "_file_systems", {})
-    monkeypatch.setattr(remote_files, "_opened", {})
     report = prepare_dataset(f"msc://here{workers}/ten", **OPTIONS)  # type: ignore[arg-type]
     assert report.samples == 10 and (ten / ".nv-meta/.info.json").exists()
     assert texts_of(f"msc://here{workers}/ten", workers) == EXPECTED
