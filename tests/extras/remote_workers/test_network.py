@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.extras.remote_workers import JobServer, TcpWorkers
-from tests.testing import ALONE, until
+from tests.extras.remote_workers.served import pool_with
+from tests.extras.remote_workers.slow_samples import dataset_of, digest, expected_of
+from tests.testing import ALONE
 
 SECRET = b"0123456789abcdef"
 CLONE_NEWNET = 0x40000000
@@ -88,57 +89,37 @@ def link() -> Iterator[Link]:
         made.remove()
 
 
-class Large(TaskEncoder):
-    """Makes batches of many packets."""
-
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        time.sleep(0.005)
-        numbers = torch.full((20_000,), float(self.rng.random()))
-        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "x": numbers}
-
-
-def _dataset(leaf: Path, config: WorkerConfig) -> SavableDataset:
-    return get_train_dataset(leaf, worker_config=config, task_encoder=Large(), batch_size=2, repeat=False)
-
-
-def _digest(batch: Any) -> tuple[Any, ...]:
-    return (*batch["__key__"], float(batch["x"].double().sum()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("local", [0, 1])
 def test_a_link_that_is_cut_off_and_comes_back(link: Link, leaf_of: Any, tmp_path: Path, local: int) -> None:
     """Nothing is lost, doubled or moved. With a local worker, batches come within a second all the time."""
     leaf, secret = leaf_of(1000), tmp_path / "secret"
     secret.write_bytes(SECRET)
-    with get_savable_loader(_dataset(leaf, ALONE)) as loader:
-        expected = [_digest(batch) for batch in loader]
 
     def serve() -> None:
         link.enter()
-        JobServer(_dataset(leaf, ALONE), link.host, 7070, workers=2, secret=SECRET).run()
+        JobServer(dataset_of(leaf, ALONE, 0.005), link.host, 7070, workers=2, secret=SECRET).run()
 
     server = multiprocessing.get_context("fork").Process(target=serve)
     server.start()
     workers = TcpWorkers([f"{link.host}:7070"], secret_file=secret)
     found, waits = [], []
     try:
-        with get_savable_loader(_dataset(leaf, WorkerConfig(0, 1, local, workers=workers))) as loader:
+        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, local, workers=workers), 0.005)) as loader:
             iterator = iter(loader)
-            found.append(_digest(next(iterator)))
-            pool: Any = loader._workers.executor()
-            assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
+            found.append(digest(next(iterator)))
+            pool_with(loader, 2 + local)
             for number in range(1, 500):
                 if number in (40, 280):
                     assert link.set("down")
                     threading.Timer(1.5, link.set, ["up"]).start()
                 began = time.monotonic()
-                found.append(_digest(next(iterator)))
+                found.append(digest(next(iterator)))
                 waits.append(time.monotonic() - began)
     finally:
         server.kill()
         server.join()
-    assert found == expected
+    assert found == expected_of(leaf)
     # A second, and what this machine needs besides, while there is the link.
     assert max(waits) < (1.5 + 10 * max(waits[20:39]) if local else 15)
     assert local or max(waits) > 0.5  # it was cut off

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, command, take, text_dataset, until
+from tests.testing import ALONE, batches_of, command, take, text_dataset, until
 
 SCRIPT = """
     import sys
@@ -124,21 +123,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
     def files(own: str) -> TlsFiles:
-        return TlsFiles(
-            certificate=certificates / f"{own}cert.pem",
-            key=certificates / f"{own}key.pem",
-            authority=certificates / "ca.pem",
-        )
+        certificate, key = certificates / f"{own}cert.pem", certificates / f"{own}key.pem"
+        return TlsFiles(certificate=certificate, key=key, authority=certificates / "ca.pem")
 
     def dataset(config: WorkerConfig) -> Any:
         return get_train_dataset(leaf_of(50), batch_size=4, worker_config=config, task_encoder=Noise())
 
-    with get_savable_loader(dataset(ALONE)) as loader:
-        expected = take(loader, 12)
+    expected = batches_of(dataset(ALONE), 12)
     with serving(dataset(ALONE), tls=files("")) as served:
         config = WorkerConfig(0, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=files("")))
-        with get_savable_loader(dataset(config)) as loader:
-            assert same(take(loader, 12), expected)
+        assert same(batches_of(dataset(config), 12), expected)
         for wrong in (files("strange-"), None):
             before = served.refused
             config = WorkerConfig(0, 1, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=wrong))
@@ -147,10 +141,3 @@ def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
                 pool: Any = loader._workers.executor()
                 assert until(lambda: bool(pool.load()) and served.refused > before)  # noqa: B023
                 assert len(pool._workers) == 1
-
-
-def test_both_sides_need_the_files(tmp_path: Path, leaf_of: Any) -> None:
-    config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"))
-    loader = get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))
-    with pytest.raises(UsageError, match="the file of the secret cannot be read"):
-        next(iter(loader))

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.errors import FatalSampleError
+from energon_lite.errors import FatalSampleError, WorkerError
 from energon_lite.extras.remote_workers import TcpWorkers
 from energon_lite.loading.executors.segments import mapped_at
-from tests.extras.remote_workers.served import Served, serving
-from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of, with_encoder
+from tests.extras.remote_workers.served import Served, pool_with, served_loader, serving
+from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of
 from tests.testing import ALONE, in_time, take, until
 
 
@@ -88,8 +88,7 @@ def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.Log
         with get_savable_loader(dataset_of(leaf, config), max_bytes_in_flight=room) as loader:
             iterator = iter(loader)
             found = [digest(batch) for batch in take(iterator, 6)]
-            pool: Any = loader._workers.executor()
-            assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
+            pool = pool_with(loader, 2)
             stopped = one if one.address in str(pool._workers[0]) else other  # the first to get a job
             stopped.signal(signal.SIGSTOP)
             found += [digest(batch) for batch in take(iterator, 6)]
@@ -98,23 +97,6 @@ def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.Log
             stopped.signal(signal.SIGCONT)
             found += [digest(batch) for batch in iterator]
     assert sorted(found) == sorted(expected_of(leaf))
-
-
-def test_all_are_killed_in_the_middle_and_the_run_goes_on_elsewhere(leaf_of: Any) -> None:
-    leaf, options = leaf_of(50), {"repeat": True}
-    with serving(dataset_of(leaf, ALONE, **options)) as served:
-        loader = get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()), **options))
-        found = [digest(batch) for batch in take(loader, 40)]
-        state = loader.save_state_rank()
-        served.kill()
-        loader.close()
-    with serving(dataset_of(leaf, ALONE, **options)) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp())
-        with get_savable_loader(dataset_of(leaf, config, **options)) as loader:
-            loader.restore_state_rank(state)
-            found += [digest(batch) for batch in take(loader, 10)]
-    with get_savable_loader(dataset_of(leaf, ALONE, 0.0, **options)) as loader:
-        assert found == [digest(batch) for batch in take(loader, 50)]
 
 
 class Fails(Slow):
@@ -130,21 +112,20 @@ class Dies(Slow):
         return {}
 
 
-def test_errors_of_hooks_arrive(leaf_of: Any) -> None:
-    leaf = leaf_of(50)
-    with serving(with_encoder(Fails(), leaf, ALONE)) as served:
-        with get_savable_loader(with_encoder(Fails(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            with pytest.raises(FatalSampleError, match="seven"):
-                list(loader)
-
-
-def test_a_job_in_which_workers_die_ends_the_run(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "error", "said"),
+    [
+        (Fails(), FatalSampleError, "seven"),
+        (Dies(), WorkerError, "workers died while making the same micro-batch"),
+    ],
+)
+def test_errors_of_hooks_and_jobs_in_which_workers_die_end_the_run(
+    leaf_of: Any, caplog: pytest.LogCaptureFixture, encoder: Slow, error: type[Exception], said: str
+) -> None:
     caplog.set_level(logging.ERROR, logger="energon_lite")
-    leaf = leaf_of(7)
-    with serving(with_encoder(Dies(), leaf, ALONE)) as served:
-        with get_savable_loader(with_encoder(Dies(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            with pytest.raises(Exception, match="workers died while making the same micro-batch"):
-                list(loader)
+    with served_loader(lambda config: dataset_of(leaf_of(50), config, task_encoder=encoder)) as loader:
+        with pytest.raises(error, match=said):
+            list(loader)
 
 
 def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> None:
@@ -212,8 +193,7 @@ def test_a_refusal_is_forgotten_when_a_worker_joins(
             assert until(lambda: f"{servers[1].address} is not used" in caplog.text)
             servers.pop().kill()
             serve()
-            pool: Any = loader._workers.executor()
-            assert until(lambda: bool(pool.load()) and len(pool._workers) == 2)
+            pool_with(loader, 2)
             servers.pop(0).kill()
             found += [digest(batch) for batch in take(iterator, 6)]  # the rest of the first, and some of the second
             servers.pop().kill()
@@ -258,16 +238,15 @@ def test_large_answers_lie_in_shared_memory(leaf_of: Any) -> None:
 def test_a_receiver_that_is_killed_or_stopped_is_replaced(
     leaf_of: Any, caplog: pytest.LogCaptureFixture, hit: int
 ) -> None:
-    leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE)) as served:
-        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            found = []
-            for number, batch in enumerate(loader):
-                found.append(digest(batch))
-                if number == 5:
-                    pool: Any = loader._workers.executor()
-                    receiver = pool._source._process
-                    receiver.send_signal(hit)
+    leaf, found = leaf_of(50), []
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        for number, batch in enumerate(loader):
+            found.append(digest(batch))
+            if number == 5:
+                pool: Any = loader._workers.executor()
+                receiver = pool._source._process
+                receiver.send_signal(hit)
+        loader.close()
         assert receiver.wait(60) and pool._source._process.wait(60)  # none is left
     assert found == expected_of(leaf)
     assert f"ended with status {-signal.SIGKILL}; it is replaced" in caplog.text
