@@ -19,6 +19,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import FPS, film, long_film, sound
+from tests.servers import upload
 from tests.testing import alone, invoke
 
 FILMS = """\
@@ -128,10 +129,7 @@ def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
     data, size = long_film("mp4"), 0
     path = write_dataset(tmp_path / "far", {"a.tar": [("0", {"mp4": data, "txt": b"far"})]}, dataset_yaml=FILMS)
     index_again(str(path))
-    memory = fsspec.filesystem("memory")
-    for file in path.rglob("*"):
-        if file.is_file():
-            memory.pipe_file(f"/far/{file.relative_to(path)}", file.read_bytes())
+    memory, url = fsspec.filesystem("memory"), upload(path, "far")
     real = type(memory).cat_file
 
     def cat_file(self: Any, *arguments: Any, **options: Any) -> bytes:
@@ -143,7 +141,7 @@ def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
     monkeypatch.setattr(type(memory), "cat_file", cat_file)
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     try:
-        with loader_of("memory://far") as loader:
+        with loader_of(url) as loader:
             (video,) = next(iter(loader)).video
         assert isinstance(video.stream, RangeStream) and size < len(data) // 50
         ((clip,), _) = video.get_video_clips([(500, 502)])
