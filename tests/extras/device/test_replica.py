@@ -38,16 +38,14 @@ class Lengths(TaskEncoder):
         return {**collated, "labels": labels, "array": np.arange(3), "note": ("text", None), "__restore_key__": ()}
 
 
-def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, **roles: Any) -> Any:
+def _loader(
+    path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, options: dict[str, Any] | None = None, **roles: Any
+) -> Any:
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=AXES)
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
+    order: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
     dataset = get_train_dataset(
-        path,
-        batch_size=2,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        worker_config=config,
-        task_encoder=encoder,
+        path, batch_size=2, worker_config=config, task_encoder=encoder, **order | (options or {})
     )
     return get_savable_loader(dataset, check_peers=True)
 
@@ -116,18 +114,9 @@ def test_so_it_does_of_packed_samples(leaf_of: Any, run_ranks: RunRanks) -> None
             return samples[0]
 
     def rank_main(rank: int) -> Any:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
-        roles: dict[str, Any] = {"share": "broadcast", "stages": "ends", "last_stage_fields": ["labels"]}
-        config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
-        dataset = get_train_dataset(
-            leaf_of(9, "share"),
-            batch_size=2,
-            packing_buffer_size=4,
-            repeat=False,
-            worker_config=config,
-            task_encoder=Packs(),
-        )
-        with get_savable_loader(dataset) as loader:
+        options = {"packing_buffer_size": 4, "repeat": False}
+        roles = {"share": "broadcast", "stages": "ends", "last_stage_fields": ["labels"]}
+        with _loader(leaf_of(9, "share"), (2, 1, 1, 1), Packs(), options, **roles) as loader:
             return [sorted(batch) for batch in loader]
 
     first, last = run_ranks(2, rank_main)
