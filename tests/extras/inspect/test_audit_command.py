@@ -13,7 +13,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.audit import PlannedSteps
 from energon_lite.extras.inspect.audited_run import RecordedStep, read_metrics, read_traces
-from tests.testing import command, take
+from tests.testing import batches_of, command
 
 WriteDataset = Callable[..., Path]
 
@@ -30,17 +30,11 @@ def audit(*arguments: object) -> tuple[int, str]:
 
 def go(texts: Path, trace: Path, world: int, steps: int, state: Any = None, seed: int = 0, save_at: int = 0) -> Any:
     """Some steps of all ranks; returns the state after the last step, or after another one."""
-    loaders = [
-        get_savable_loader(
-            get_train_dataset(
-                texts, batch_size=2, worker_config=WorkerConfig(rank=rank, world_size=world, seed_offset=seed)
-            ),
-            trace=trace,
-        )
-        for rank in range(world)
-    ]
-    for loader in loaders:
-        loader.restore_state_rank(state)
+    loaders = []
+    for rank in range(world):
+        config = WorkerConfig(rank=rank, world_size=world, seed_offset=seed)
+        loaders.append(get_savable_loader(get_train_dataset(texts, batch_size=2, worker_config=config), trace=trace))
+        loaders[-1].restore_state_rank(state)
     iterators, saved = [iter(loader) for loader in loaders], None
     for step in range(1, steps + 1):
         for iterator in iterators:
@@ -116,8 +110,7 @@ def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_p
             dataset = get_train_dataset(
                 texts, batch_size=3, task_encoder=Twice(), chunk_size=6, lanes=2, worker_config=config
             )
-            with get_savable_loader(dataset, trace=tmp_path / f"{name}.jsonl") as loader:
-                take(loader, 12 // ranks)
+            batches_of(dataset, 12 // ranks, trace=tmp_path / f"{name}.jsonl")
     traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
     code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
     assert code == 0 and "the same samples in all" in said

@@ -14,7 +14,7 @@ import pytest
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
-from tests.testing import take
+from tests.testing import take, told_of
 from tests.trainer.parallel.rank_processes import run_ranks
 
 
@@ -84,7 +84,7 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog:
     with loader_of(leaf_of(30), metrics=[Kept(fails=True), kept], metrics_every=2) as loader:
         take(loader, 6)
     assert len(kept.lines) == 3
-    warnings = [record.message for record in caplog.records if "left out from now on" in record.message]
+    warnings = told_of(caplog, "left out from now on")
     assert len(warnings) == 1 and "Kept cannot be written to" in warnings[0] and "no space left" in warnings[0]
     with pytest.raises(UsageError, match="metrics_every is 0"):
         loader_of(leaf_of(30), metrics_every=0)
@@ -145,7 +145,7 @@ def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO)
     with loader_of(leaf_of(30), encoder=SkipsSome(2e-2), log_every=10) as loader:
         take(loader, 20)
-    lines = [record.message for record in caplog.records if "the limit is hooks (" in record.message]
+    lines = told_of(caplog, "the limit is hooks (")
     assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)
     assert all("samples/s; waited" in line and "MiB in flight; " in line and "skipped" in line for line in lines[:2])
     assert [line.split(":")[0] for line in lines] == ["batch 10", "batch 20", "batch 20"]
