@@ -13,11 +13,11 @@ import pytest
 
 from energon_lite.extras.remote import file_versions, remote_files, store_tries
 from energon_lite.storage.files import retries
-from tests.extras.remote.store_runs import run
+from tests.extras.remote.store_runs import made, run
 from tests.extras.remote.stored_files import wait_for_writers
 from tests.servers import web_server
 
-__all__ = ["Clock", "bucket", "clock", "run"]
+__all__ = ["Clock", "bucket", "clock", "made", "run"]
 
 
 @pytest.fixture(autouse=True)

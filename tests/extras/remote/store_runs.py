@@ -80,5 +80,17 @@ def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[lis
     return batches
 
 
+@pytest.fixture
+def made(run: Callable[..., tuple[list[Any], int]], same: Callable[..., bool]) -> Callable[..., int]:
+    """``made(store, ...)``: how often the hook was called in a run whose batches are those without the store."""
+
+    def calls(store: SampleStore, *, config: WorkerConfig = ALONE, **arguments: Any) -> int:
+        batches, count = run(store, config=config, **arguments)
+        assert same(batches, run(None, **arguments)[0])
+        return count
+
+    return calls
+
+
 def store_in(tmp_path: Path, **arguments: Any) -> SampleStore:
     return SampleStore(str(tmp_path / "store"), **{"max_bytes": LARGE, **arguments})
