@@ -137,6 +137,9 @@ field_map:
 """
 
 
+CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
 def write_dataset(
     path: Path,
     shards: dict[str, Sequence[tuple[str, Parts]]],

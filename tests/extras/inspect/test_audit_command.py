@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.audit import PlannedSteps
 from energon_lite.extras.inspect.audited_run import RecordedStep, read_metrics, read_traces
-from tests.testing import batches_of, command
-
-WriteDataset = Callable[..., Path]
+from tests.testing import batches_of, command, write_dataset
 
 
 @pytest.fixture
-def texts(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+def texts(tmp_path: Path) -> Path:
     shards = {"a.tar": [(f"t{number:03d}", {"txt": b"text"}) for number in range(30)]}
     return write_dataset(tmp_path / "texts", shards, splits={"train": ["a.tar"]})
 

@@ -15,9 +15,7 @@ from energon_lite.storage.sharded_job import work as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.servers import upload
-from tests.testing import in_time, invoke, output_of, text_dataset, write_dataset, write_tar
-
-CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+from tests.testing import CRUDE_YAML, in_time, invoke, output_of, text_dataset, write_dataset, write_tar
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:

@@ -33,9 +33,8 @@ from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
-from tests.testing import ALONE, alone, take, write_tar
+from tests.testing import ALONE, CRUDE_YAML, alone, take, write_tar
 
-CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 COUNT = 8
 
 
@@ -83,7 +82,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tar(tmp_path / "texts/a.tar", [(str(n), {"txt": f"text {n}".encode()}) for n in range(COUNT)])
     for name in ("own", "texts"):
         prepare_dataset(tmp_path / name, split_ratio="1,0,0")
-    (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE)
+    (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE_YAML)
     (tmp_path / "notes").mkdir()
     for number in range(COUNT):
         (tmp_path / f"notes/{number}.txt").write_text(f"note {number}")

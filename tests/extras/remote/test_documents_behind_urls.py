@@ -1,4 +1,4 @@
-"""Metadatasets and JSONL files behind URLs: what they name counts from where they are."""
+"""Metadatasets, JSONL files and data sets behind URLs: what they name counts from where they are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from energon_lite import get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
+from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import Files, upload
-from tests.testing import ALONE, invoke
+from tests.testing import ALONE, alone, batches_of, output_of
 
 
 @pytest.fixture
@@ -49,9 +50,8 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
     (tmp_path / "local.yaml").write_text("splits: {train: {path: 'memory://bucket/blends/outer.yaml'}}")
     assert keys(tmp_path / "local.yaml") == keys(f"file://{tmp_path}/local.yaml") == expected
     assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
-    prepared = invoke("prepare", "memory://bucket/blends/outer.yaml")
-    assert prepared.exit_code == 0, prepared.output
-    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets ready" in prepared.output
+    said = output_of("prepare", "memory://bucket/blends/outer.yaml")
+    assert "memory://bucket/two [val]: 2 samples" in said and "4 data sets ready" in said
     with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):
         keys("memory://bucket/blends/inner.yaml")
 
@@ -139,3 +139,49 @@ def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[
     """A server that knows no ranges gives documents, too."""
     (tmp_path / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
     assert keys(f"{serve(Files)}/a.yaml") == ["r-0", "r-1", "r-2"]
+
+
+# -- a data set in a folder, in Energon's cache of data sets, and by NVIDIA's multi-storage-client ---------------------
+
+
+OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
+
+
+def texts_of(path: str, workers: int = 0) -> list[str]:
+    dataset = get_val_dataset(path, split_part="train", batch_size=5, worker_config=alone(workers))
+    return [text for batch in batches_of(dataset) for text in batch.text]
+
+
+EXPECTED = [f"text {number}" for number in range(10)]
+
+
+def test_file(ten: Path) -> None:
+    prepare_dataset(ten, **OPTIONS)  # type: ignore[arg-type]
+    assert texts_of(f"file://{ten}") == EXPECTED
+
+
+def test_cached_data_sets(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_dataset(ten, **OPTIONS)  # type: ignore[arg-type]
+    (tmp_path / "cache/coco").mkdir(parents=True)
+    (tmp_path / "cache/coco/1.2").symlink_to(tmp_path)
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path / "cache"))
+    assert texts_of("dss://coco@1.2/ten") == EXPECTED
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: 'dss://coco@1.2/ten'}}\n"
+    )
+    assert texts_of(str(blend)) == EXPECTED
+
+
+@pytest.mark.usefixtures("clients")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_multi_storage_client(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    pytest.importorskip("multistorageclient")
+    provider = {"storage_provider": {"type": "file", "options": {"base_path": str(tmp_path)}}}
+    (tmp_path / "msc.yaml").write_text(json.dumps({"profiles": {f"here{workers}": provider}}))
+    # Its clients are kept by the names of their profiles.
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.yaml"))
+    monkeypatch.setenv("MSC_DISABLE_TELEMETRY", "1")
+    report = prepare_dataset(f"msc://here{workers}/ten", **OPTIONS)  # type: ignore[arg-type]
+    assert report.samples == 10 and (ten / ".nv-meta/.info.json").exists()
+    assert texts_of(f"msc://here{workers}/ten", workers) == EXPECTED

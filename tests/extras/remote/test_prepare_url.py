@@ -14,7 +14,7 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import upload
-from tests.testing import invoke
+from tests.testing import output_of
 
 URL = "memory://bucket/ten"
 OPTIONS: dict[str, Any] = {"split_ratio": "2,1,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
@@ -127,9 +127,6 @@ def test_what_cannot_be_written_to(memory: Any, monkeypatch: pytest.MonkeyPatch)
 def test_on_the_command_line(memory: Any, tmp_path: Path) -> None:
     words = ["prepare", URL, "--non-interactive", "--split-ratio", "2,1,0", "--tmp-path", str(tmp_path / "tmp")]
     words += ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--no-progress"]
-    result = invoke(*words)
-    assert result.exit_code == 0, result.output
-    assert URL in result.output and not list((tmp_path / "tmp").rglob("*.json"))
+    assert URL in output_of(*words) and not list((tmp_path / "tmp").rglob("*.json"))
     assert len(WebdatasetSource.open(URL)) == 10
-    again = invoke("prepare", URL, "--tar-index-only", "--no-progress")
-    assert again.exit_code == 0, again.output
+    output_of("prepare", URL, "--tar-index-only", "--no-progress")

@@ -84,13 +84,6 @@ def test_the_names_that_are_taught_stand_first() -> None:
     assert rows[10:] == sorted(rows[10:], key=str.lower)
 
 
-def test_names_of_other_pages_are_linked() -> None:
-    pages = tool("reference").texts()
-    assert "In [Names at the top](energon_lite.md): `ReadAhead`, `register_source`." in pages["storage.md"]
-    assert "`Trainer`" in pages["trainer_parallel.md"] and "* `Trainer`:" not in pages["trainer_parallel.md"]
-    assert "TaskEncoder" not in pages["energon.md"]
-
-
 def test_first_sentences() -> None:
     reference = tool("reference")
     assert reference.first_sentence("What e.g. :func:`~energon_lite.get_loader` does. And\nmore.") == (

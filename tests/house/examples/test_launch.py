@@ -6,18 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.testing import free_port
+from tests.testing import free_port, write_dataset
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "examples" / "launch"
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
-WriteDataset = Callable[..., Path]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -62,7 +60,7 @@ def test_the_job_for_kubernetes() -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+def config(tmp_path: Path) -> Path:
     texts = {f"{part}.tar": [(f"{n:02d}", {"txt": b"some text"}) for n in range(16)] for part in ("train", "val")}
     write_dataset(tmp_path / "texts", texts, splits={"train": ["train.tar"], "val": ["val.tar"]})
     path = tmp_path / "run.yaml"

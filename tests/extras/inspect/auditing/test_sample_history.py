@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,11 @@ from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from tests.core.laws.token_data import Tokens
-from tests.testing import ALONE, examples, take
-
-WriteDataset = Callable[..., Path]
+from tests.testing import ALONE, examples, take, write_dataset
 
 
 @pytest.fixture
-def blend(tmp_path: Path, write_dataset: WriteDataset) -> dict[str, Any]:
+def blend(tmp_path: Path) -> dict[str, Any]:
     """Two data sets of texts, the second with a subset of its samples."""
     for name, count in (("a", 20), ("b", 15)):
         shards = {
@@ -130,15 +127,13 @@ class Yields(TaskEncoder):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_in_lanes(blend: Any, world: int) -> None:
-    def build(rank: int) -> Any:
+    def loader_of(rank: int) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
-        return get_train_dataset(
-            blend, batch_size=3, task_encoder=Yields(), lanes=4, chunk_size=8, worker_config=config
-        )
+        lanes: dict[str, Any] = {"lanes": 4, "chunk_size": 8, "task_encoder": Yields()}
+        return get_savable_loader(get_train_dataset(blend, batch_size=3, worker_config=config, **lanes))
 
-    loaders = [get_savable_loader(build(rank)) for rank in range(world)]
-    iterators = [iter(loader) for loader in loaders]
-    keys = [key for _ in range(30 // world) for one in iterators for key in next(one).__key__]
+    loaders = [loader_of(rank) for rank in range(world)]
+    keys = [key for batches in take(zip(*loaders, strict=True), 30 // world) for one in batches for key in one.__key__]
     state = merged([loader.save_state_rank() for loader in loaders])
     dataset = loaders[0].dataset
     for leaf, one in enumerate(dataset.leaves):

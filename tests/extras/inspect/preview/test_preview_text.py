@@ -9,10 +9,7 @@ from PIL import Image
 
 from energon_lite.extras.inspect.preview import command as preview_command
 from energon_lite.extras.inspect.preview.command import picture_lines, sample_lines
-from tests.conftest import text_dataset, write_dataset
-from tests.testing import command
-
-CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+from tests.testing import CRUDE_YAML, command, text_dataset, write_dataset
 
 
 def run(*arguments: object, answers: str | None = None) -> tuple[int, str]:
