@@ -3,6 +3,7 @@ the work where it can."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -23,6 +24,9 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore, checked_bucket
+from energon_lite.extras.remote.coming_uses import ComingUses
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
+from energon_lite.order.shuffle import LeafOrder
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
@@ -304,3 +308,47 @@ def test_kills_leave_nothing_wrong(
         os.waitpid(child, 0)
         if kill % 50 == 0 or kill == kills:
             made(store_in(tmp_path, checked=2), count=8)
+
+
+# -- what comes next ---------------------------------------------------------------------------------------------------
+
+
+def orders() -> st.SearchStrategy[tuple[Any, list[int]]]:
+    """Orders of all kinds, and the samples of their leaves."""
+    lengths = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+
+    def made(lengths: list[int], kind: int, copies: int | None, key: int) -> tuple[Any, list[int]]:
+        leaves = [LeafOrder(length, key + number, copies) for number, length in enumerate(lengths)]
+        shares = [1.0 + number for number in range(len(lengths))]
+        order: Any = ConcatOrder(lengths)
+        if kind == 1:
+            order = BlendOrder(leaves, shares, key)
+        if kind == 2:
+            order = EpochBlendOrder(leaves, shares, key)
+        if kind == 3:
+            order = BlendOrder(leaves, shares, key).rebased(
+                Rebase(100, tuple(7 * number for number in range(len(leaves))))
+            )
+        return order, lengths
+
+    return st.builds(made, lengths, st.integers(0, 3), st.sampled_from([1, 2, None]), st.integers(0, 99))
+
+
+@settings(max_examples=examples(200))
+@given(made=orders(), at=st.integers(0, 20_000), steps=st.lists(st.integers(0, 60), max_size=5))
+def test_next_uses_are_those_of_the_order(made: tuple[Any, list[int]], at: int, steps: list[int]) -> None:
+    order, lengths = made
+    uses = ComingUses(order, lengths)
+    end = order.bounds(0)[1] if isinstance(order, ConcatOrder) else sys.maxsize
+    at = at % end if end < sys.maxsize else at + (100 if order.rebase else 0)
+    for position in np.cumsum([at, *steps]):
+        coming = order.lookup((position + np.arange(6 * sum(lengths))) % end)
+        rows = list(zip(coming.leaf.tolist(), coming.index.tolist(), strict=True))
+        far = uses.after(*coming.rows()[0])
+        assert far == (rows.index(rows[0], 1) if far < math.inf else far)
+        assert far < math.inf or rows[0] not in rows[1 : 2 * sum(lengths)]
+        every = [(leaf, index) for leaf, length in enumerate(lengths) for index in range(length)]
+        leaf, index = np.array(every).T
+        for sample, distance in zip(every, uses.of(leaf, index, np.full(len(leaf), -1)).tolist(), strict=True):
+            assert distance == (rows.index(sample) if distance < math.inf else distance)
+            assert distance < math.inf or sample not in rows[: 2 * sum(lengths)]
