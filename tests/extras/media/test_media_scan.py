@@ -134,12 +134,7 @@ def test_what_cannot_be_read(folder: Path) -> None:
     with pytest.raises(UsageError, match="no media metadata"):
         MediaTable(str(folder)).get("b.WAV")
     prepare_media(folder, BY_NAME)
-    path = folder / ".nv-meta" / "index.sqlite"
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE media_metadata SET metadata_type = 'smell'")
-    with pytest.raises(DataIndexError, match="smell"):
-        MediaTable(str(folder)).get("b.WAV")
-    path.write_bytes(b"no database" * 1000)
+    (folder / ".nv-meta" / "index.sqlite").write_bytes(b"no database" * 1000)
     for act in (lambda: MediaTable(str(folder)).get("b.WAV"), lambda: prepare_media(folder, BY_NAME)):
         with pytest.raises(DataIndexError):
             act()

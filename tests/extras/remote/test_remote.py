@@ -30,6 +30,7 @@ from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.extras.remote.conftest import Clock
+from tests.extras.remote.stored_files import parts_of
 from tests.servers import Files, Ranges, upload
 from tests.testing import ALONE
 
@@ -162,9 +163,7 @@ class Shifted(Ranges):
 @pytest.mark.usefixtures("prepared")
 def test_over_http_with_ranges(serve: Callable[..., str], ten: Path) -> None:
     local, there = (WebdatasetSource.open(path, shards=["a.tar", "b.tar"]) for path in (ten, f"{serve(Ranges)}/ten"))
-    assert [SampleReader(there).sample(n).parts for n in range(7)] == [
-        SampleReader(local).sample(n).parts for n in range(7)
-    ]
+    assert parts_of(there, range(7)) == parts_of(local, range(7))
     (ten / "b.tar").unlink()
     there.store.close()
     with pytest.raises(MissingShardError, match=r"b\.tar"):

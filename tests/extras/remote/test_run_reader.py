@@ -22,7 +22,7 @@ from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from tests.extras.remote.stored_files import files_in, size_of
+from tests.extras.remote.stored_files import files_in, parts_of, size_of
 from tests.testing import examples
 
 
@@ -49,14 +49,13 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 def test_a_run_is_one_request(source: WebdatasetSource, requests: list[tuple[str, int, int]]) -> None:
-    plain = [SampleReader(source).sample(index).parts for index in range(10)]
+    plain, some = parts_of(source), (2, 0, 3, 1)
     requests.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
-    reader = SampleReader(source)
-    assert [reader.sample(index).parts for index in (2, 0, 3, 1)] == [plain[index] for index in (2, 0, 3, 1)]
+    assert parts_of(source, some) == [plain[index] for index in some]
     # From the first payload (512) to the end of the last (each sample: two members of 1,024 bytes).
     assert requests == [("a.tar", 512, 7 * 1024 + 1)]
-    assert [reader.sample(index).parts for index in range(4, 10)] == plain[4:]
+    assert parts_of(source, range(4, 10)) == plain[4:]
     # Samples 4-6 are in b.tar, 7 begins c.tar, 8 and 9 are the last run.
     assert [(name, size // 1024) for name, _, size in requests[1:]] == [("b.tar", 5), ("c.tar", 1), ("c.tar", 3)]
 
@@ -72,9 +71,8 @@ def test_only_wanted_parts_are_fetched(
     source = WebdatasetSource.open(tmp_path / "d")
     read_in_runs([source], ReadAhead(), run=2, window=2)
     requests.clear()
-    assert [SampleReader(source, frozenset(["json", "txt"])).sample(index).parts for index in (1, 0)] == [
-        {"json": b"{}", "txt": b""}
-    ] * 2
+    reader = SampleReader(source, frozenset(["json", "txt"]))
+    assert [reader.sample(index).parts for index in (1, 0)] == [{"json": b"{}", "txt": b""}] * 2
     assert [size for _, _, size in requests] == [2, 2]
     assert SampleReader(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
 
@@ -192,7 +190,7 @@ def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource
     range_cache._shared.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
     again = pickle.loads(pickle.dumps(source))
-    assert again.runs == Runs(4) and SampleReader(again).sample(9).parts == SampleReader(source).sample(9).parts
+    assert again.runs == Runs(4) and parts_of(again, [9]) == parts_of(source, [9])
     source.store.close()
     path = ten / "a.tar"
     path.write_bytes(b"x" + path.read_bytes()[1:])

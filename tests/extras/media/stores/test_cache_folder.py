@@ -20,27 +20,20 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.extras.media.cache_folder import CacheFolder
 from tests.extras.media.stores.numbered_store import NumberedStore, value_of
-from tests.testing import examples
+from tests.testing import examples, until
 
 MOST = 100
 
 
 def child(parent: Path, size: int) -> int:
     """A process that has a file of this size, and waits to be killed."""
-    ready, told = os.pipe()
     process = os.fork()
     if not process:
-        folder = CacheFolder(os.fspath(parent))
-        path = folder.reserve(size, MOST, MOST)
-        if path is not None:
-            with open(os.path.join(path, "file"), "wb") as file:
-                file.write(bytes(size))
-        os.write(told, b"1" if path else b"0")
+        path = CacheFolder(os.fspath(parent)).reserve(size, MOST, MOST)
+        Path(path or "", "file").write_bytes(bytes(size))
         signal.pause()
         os._exit(0)
-    assert os.read(ready, 1) == b"1"
-    os.close(ready)
-    os.close(told)
+    assert until(lambda: [*parent.rglob("file")])
     return process
 
 
