@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from energon_lite import DefaultTaskEncoder, SkipSample
 from energon_lite.errors import WorkerError
 from energon_lite.storage.read import source
 from energon_lite.storage.sharded_job import work as helpers
@@ -209,25 +210,26 @@ class TestKindsOfData:
             assert code == 1
 
 
-def test_with_a_task_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text_dataset(tmp_path / "good", 20)
-    (tmp_path / "lint_encoders.py").write_text(
-        "from energon_lite import DefaultTaskEncoder, SkipSample\n"
-        "class Picky(DefaultTaskEncoder):\n"
-        "    def encode_sample(self, sample):\n"
-        "        if sample.text.endswith('3'): raise ValueError('a three')\n"
-        "        if sample.text.endswith('4'): raise SkipSample('a four')\n"
-        "        return sample\n"
-        "class Many(Picky):\n"
-        "    def encode_sample(self, sample):\n"
-        "        yield super().encode_sample(sample)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for name in ("Picky", "Many"):
-        code, found = lint(tmp_path / "good", "--task-encoder", f"lint_encoders:{name}")
-        assert code == 1 and found["data_sets"][0]["skipped"] == 2
-        assert {kind for kind, _ in named(found).values()} == {"encode_sample"} and len(named(found)) == 2
+class Picky(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise ValueError("a three")
+        if sample.text.endswith("4"):
+            raise SkipSample("a four")
+        return sample
+
+
+class Many(Picky):
+    def encode_sample(self, sample: Any) -> Any:
+        yield super().encode_sample(sample)
+
+
+@pytest.mark.parametrize("name", ["Picky", "Many"])
+def test_with_a_task_encoder(tmp_path: Path, name: str) -> None:
+    good = text_dataset(tmp_path / "good", 20)
+    code, found = lint(good, "--task-encoder", f"tests.extras.inspect.test_lint_command:{name}")
+    assert code == 1 and found["data_sets"][0]["skipped"] == 2
+    assert {kind for kind, _ in named(found).values()} == {"encode_sample"} and len(named(found)) == 2
 
 
 class TestTogether:

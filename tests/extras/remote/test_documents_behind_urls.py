@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import get_loader, get_val_dataset
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
 from energon_lite.storage.prepare.prepare import prepare_dataset
@@ -119,20 +119,6 @@ def test_a_file_that_changes(put: Callable[..., None]) -> None:
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
     put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
-
-
-def test_training_goes_on(put: Callable[..., None]) -> None:
-    put("bucket/chats.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(30)))
-    put("bucket/a.yaml", "splits: {train: {path: chats.jsonl, subset: {range: [50%, 100%]}}}")
-
-    def loader() -> Any:
-        return get_savable_loader(get_train_dataset("memory://bucket/a.yaml", worker_config=ALONE, batch_size=5))
-
-    one, other = loader(), loader()
-    first = [batch["json"]["n"] for _, batch in zip(range(4), one, strict=False)]
-    assert sorted(number for batch in first[:3] for number in batch) == list(range(15, 30))
-    other.restore_state_rank(one.save_state_rank())
-    assert next(iter(other))["json"]["n"] == next(iter(one))["json"]["n"]
 
 
 def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[..., Path]) -> None:

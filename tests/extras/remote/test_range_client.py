@@ -101,19 +101,14 @@ def get(server: Server, *places: tuple[int, int], client: RangeClient | None = N
     return found
 
 
-def test_ranges_come_over_one_connection(server: Server) -> None:
-    places = [(0, 1), (5, 7000), (100, 100_000)]
-    assert get(server, *places) == [BODY[offset : offset + size] for offset, size in places]
-    assert (server.connections, server.requests) == (1, 3)
-
-
-def test_an_answer_may_come_in_pieces(server: Server) -> None:
+def test_ranges_come_over_one_connection_also_in_pieces(server: Server) -> None:
     def pieces(first: int, last: int) -> list[Any]:
         whole = answer(first, last)
         return [part for at in range(0, len(whole), 7) for part in (whole[at : at + 7], 0.001)]
 
-    server.script = [pieces]
-    assert get(server, (3, 60), (9, 9)) == [BODY[3:63], BODY[9:18]]
+    server.script, places = [pieces], [(3, 60), (5, 7000), (100, 100_000)]
+    assert get(server, *places) == [BODY[offset : offset + size] for offset, size in places]
+    assert (server.connections, server.requests) == (1, 3)
 
 
 def test_at_the_same_time_each_has_a_connection(server: Server) -> None:
