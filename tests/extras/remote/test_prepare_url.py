@@ -67,37 +67,29 @@ def test_indexes_are_made_again(memory: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert contents(memory) == before
 
 
-@pytest.mark.parametrize("at", ["scan", "publish"])
-def test_one_that_ended_half_way_goes_on(memory: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    scanned: list[str] = []
-    scan = prepare_url.scan_remote_shard
+@pytest.mark.parametrize(
+    ("step", "at", "left"),
+    [("scan_remote_shard", "sub/c.tar", ["sub/c.tar"]), ("put_file", ".nv-meta/.info.json", [])],
+    ids=["scan", "publish"],
+)
+def test_one_that_ended_half_way_goes_on(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, step: str, at: str, left: list[str]
+) -> None:
+    real, scan, scanned = getattr(prepare_url, step), prepare_url.scan_remote_shard, list[str]()
+
+    def fail(root: str, name: str, more: Any) -> Any:
+        if name.endswith(at):
+            raise KeyboardInterrupt
+        return real(root, name, more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare_url, step, fail)
+        prepare_dataset(URL, **OPTIONS)
+    assert ".nv-meta/.info.json" not in contents(memory)
     monkeypatch.setattr(
         prepare_url, "scan_remote_shard", lambda root, name, size: scanned.append(name) or scan(root, name, size)
     )
-    with monkeypatch.context() as patch:
-        if at == "scan":
-
-            def fail(root: str, name: str, size: int) -> Any:
-                if name == "sub/c.tar":
-                    raise KeyboardInterrupt
-                return scan(root, name, size)
-
-            patch.setattr(prepare_url, "scan_remote_shard", fail)
-        else:
-            put = prepare_url.put_file
-
-            def refuse(url: str, name: str, source: str) -> None:
-                if name.endswith(".info.json"):
-                    raise KeyboardInterrupt
-                put(url, name, source)
-
-            patch.setattr(prepare_url, "put_file", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_dataset(URL, **OPTIONS)
-    assert ".nv-meta/.info.json" not in contents(memory)
-    scanned.clear()
-    assert prepare_dataset(URL, **OPTIONS).samples == 10
-    assert scanned == (["sub/c.tar"] if at == "scan" else [])
+    assert prepare_dataset(URL, **OPTIONS).samples == 10 and scanned == left
     assert ".nv-meta/energon_lite.unfinished" not in contents(memory) and len(WebdatasetSource.open(URL)) == 10
 
 
