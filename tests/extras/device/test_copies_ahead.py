@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,19 +64,17 @@ def _name(batch: Any) -> Any:
     return None if batch is None else str(batch["text"] if isinstance(batch, dict) else batch.text)
 
 
-KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "train": (get_train_dataset, {"batch_size": 4, "virtual_epoch_length": 5}),
-    "val": (get_val_dataset, {"batch_size": 4}),
-    "packed": (
-        get_train_dataset,
-        {"batch_size": 2, "packing_buffer_size": 8, "task_encoder": Packs(), "repeat": False},
+KINDS: dict[str, Callable[..., Any]] = {
+    "train": partial(get_train_dataset, batch_size=4, virtual_epoch_length=5),
+    "val": partial(get_val_dataset, batch_size=4),
+    "packed": lambda path, **config: get_train_dataset(
+        path, batch_size=2, packing_buffer_size=8, task_encoder=Packs(), repeat=False, **config
     ),
 }
 
 
 def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> SavableDataLoader:
-    make, arguments = KINDS[kind]
-    loader = get_savable_loader(make(path, worker_config=alone(workers), **arguments))
+    loader = get_savable_loader(KINDS[kind](path, worker_config=alone(workers)))
     if ahead:
         loader._path = DevicePrefetcher(FakeCopy(), loader._path)
     return loader
