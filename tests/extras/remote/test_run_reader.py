@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardChangedError, UsageError
-from energon_lite.extras.remote import range_cache, run_reader
+from energon_lite.extras.remote import checked_folder, range_cache, run_reader
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.extras.remote.run_reader import RunReader
 from energon_lite.storage.files.shard_store import ShardStore
@@ -167,6 +167,20 @@ def test_ranges_of_a_folder_are_mapped_without_open_files(source: WebdatasetSour
     assert [bytes(second.get(wanted)) for wanted in ranges] == fetched
     open_files = {os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
     assert len(second._kept) == 10 and not any(path.startswith(str(tmp_path / "cache")) for path in open_files)
+
+
+def test_a_folder_that_cannot_be_written(
+    source: WebdatasetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = RangeCache(ReadAhead(folder=str(tmp_path / "cache")))
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checked_folder, "replacing", full)
+    (one,) = RunReader(source, None).ranges(3)
+    assert bytes(cache.get(one)).startswith(b"text 3")
+    assert caplog.text.count("No space left") == 1
 
 
 def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
