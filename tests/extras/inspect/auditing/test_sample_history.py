@@ -26,7 +26,7 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.extras.inspect import find_samples, sample_history
-from energon_lite.extras.inspect.occurrences import Occurrences
+from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
@@ -217,6 +217,13 @@ def test_what_was_shown_before_a_rebase_is_counted() -> None:
     streamed, _ = Leaves(leaves).lookup(np.zeros(45, dtype=np.int64), np.arange(45))
     assert found.before_rebase == int((streamed == 3).sum()) in (4, 5)
     assert found.count(50) == found.before_rebase and list(found.between(0, 100)) == []
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_all_cycles_are_inverted_at_once(copies: int) -> None:
+    places = StreamPlaces(Leaves([LeafOrder(100, 1, copies)]), 0, 7)
+    found = list(places.between(0, 300_000))
+    assert len(found) == places.count(300_000) == 3000 and found == sorted(set(found))
 
 
 def test_a_sample_of_a_billion_is_found_at_once() -> None:
