@@ -141,6 +141,7 @@ def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers:
         keys = [_names(batch) for batch in take(loader, 8)]
     with _loader(leaf_of(30), None, kind, workers) as loader:
         assert keys == [_names(batch) for batch in take(loader, 8)]
+        assert not loader._runner.services.observers, "nothing is timed unasked"
     header, *lines = _lines(file)
     assert (header["format"], header["rank"]) == ("energon_lite.trace", 0)
     assert (header["t"], header["r"]) == ("SavableLoader.__init__", 0)  # as in Energon's debug files
@@ -217,12 +218,6 @@ def test_a_file_that_cannot_be_written_ends_nothing(leaf_of: Any, bad: str, capl
     with _loader(leaf_of(30), bad) as loader:
         assert len(take(loader, 5)) == 5
     assert caplog.text.count("cannot be written") == 1 and bad in caplog.text
-
-
-def test_nothing_is_timed_unasked(leaf_of: Any) -> None:
-    with _loader(leaf_of(30), None) as loader:
-        next(iter(loader))
-        assert not loader._runner.services.observers
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from energon_lite import ReadAhead, Reading, TaskEncoder, get_train_dataset, stateless
 from energon_lite.extras.inspect.tune_command import LoaderSpeed, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Setting
-from tests.testing import alone, invoke, output_of
+from tests.testing import alone, command, invoke, output_of
 
 HERE = "tests.extras.inspect.test_tune_command"
 TRAINER = os.getpid()
@@ -41,15 +41,11 @@ def folder(leaf_of: Any) -> Path:
     return Path(leaf_of(120, "tuned"))
 
 
-def tune(*arguments: object) -> Any:
-    return invoke("tune", *arguments)
-
-
 @pytest.mark.slow
 def test_batches_by_tokens_in_one_word(folder: Path) -> None:
     output_of("measure", folder, "--length-field", "txt", "--no-progress")
     given = ["--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
-    found = tune(folder, "--batching", "best_fit:capacity=40", *given)
+    found = invoke("tune", folder, "--batching", "best_fit:capacity=40", *given)
     assert found.exit_code == 0 and json.loads(found.stdout)["best"]["samples"] > 0, found.output
 
 
@@ -73,14 +69,14 @@ def test_what_takes_too_much_memory_is_not_proposed(folder: Path) -> None:
     assert worker["memory"] > limit
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
-    found = tune(tmp_path / "nothing", "--seconds", 4)
-    assert found.exit_code == 1 and "nothing" in found.output and "Traceback" not in found.output
-
-
-def test_bad_options(folder: Path) -> None:
-    assert "is not a number of bytes" in tune(folder, "--memory-limit", "lots").output
-    assert tune(folder, "--ranks", 0).exit_code == 2
+def test_what_cannot_be_loaded_is_said_and_bad_options(folder: Path) -> None:
+    for path, options, status, said in (
+        (folder / "nothing", ["--seconds", 4], 1, "nothing"),
+        (folder, ["--memory-limit", "lots"], 1, "is not a number of bytes"),
+        (folder, ["--ranks", 0], 2, ""),
+    ):
+        code, output = command("tune", path, *options)
+        assert code == status and said in output
 
 
 # -- how fast loaders are, where it is known, and what memory they have ------------------------------------------------

@@ -186,16 +186,13 @@ def test_a_folder_that_cannot_be_written(
 def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
     source: WebdatasetSource, caplog: pytest.LogCaptureFixture
 ) -> None:
+    read_in_runs([source], None, run=4, window=8)
+    assert source.read_ahead is None, "local sources are read directly unless asked"
     read_in_runs([source], ReadAhead(memory_bytes=4000), run=4, window=8)
     assert source.read_ahead is not None and source.runs == Runs(1)
     assert "raise memory_bytes" in caplog.text
     read_in_runs([source], ReadAhead(memory_bytes=4000, folder="unused"), run=4, window=8)
     assert source.runs == Runs(4)
-
-
-def test_local_sources_are_read_directly_unless_asked(source: WebdatasetSource) -> None:
-    read_in_runs([source], None, run=4, window=8)
-    assert source.read_ahead is None
     with pytest.raises(UsageError, match="requests is 0"):
         ReadAhead(requests=0)
 
