@@ -21,8 +21,6 @@ from energon_lite.extras.device.replica import batch_checksum, select_fields
 from tests.testing import examples, take
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
-AXES = ("pp", "dp", "cp", "tp")
-
 
 class Lengths(TaskEncoder):
     """A batch with tensors, an array, nested objects and plain fields; reports the process that made it."""
@@ -39,7 +37,7 @@ class Lengths(TaskEncoder):
 
 
 def _loader(path: Path, mesh_shape: tuple[int, ...], encoder: Any, options: Any = None, **roles: Any) -> Any:
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=AXES)
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("pp", "dp", "cp", "tp"))
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
     order: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
     dataset = get_train_dataset(

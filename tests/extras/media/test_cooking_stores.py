@@ -289,15 +289,11 @@ class Rows:
         return {"json": {"n": index}}
 
 
-def open_rows(url: str, split: str) -> Rows:
-    return Rows()
-
-
 def test_the_primary_of_other_data_sets(root: Path) -> None:
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
     make = partial(get_train_dataset, batch_size=1, worker_config=ALONE, task_encoder=Primary())
     assert next(iter(get_loader(make(root / "lines.jsonl")))).text[0].startswith("{'n': ")
-    register_source("cookedrows", open_rows)
+    register_source("cookedrows", lambda url, split: Rows())
     with pytest.raises(UsageError, match="need_primary=True"):
         make("cookedrows://x")
 

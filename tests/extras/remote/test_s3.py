@@ -97,10 +97,6 @@ def loader_of(url: str, workers: int = 2, run: int | None = None) -> Any:
     return lib.get_savable_loader(dataset, start_method="fork")
 
 
-def texts_of(loader: Any) -> Counter[str]:
-    return Counter(text for batch in loader for text in batch.text)
-
-
 WHOLE = Counter(f"text {number}" for number in range(SAMPLES))
 
 
@@ -109,7 +105,7 @@ def test_failing_and_hanging_requests_lose_nothing(url: str, store: Store, run: 
     loader = loader_of(url, run=run)
     store(failing=0.05, hanging=0.02, hang=2.0)
     with loader:
-        assert texts_of(loader) == WHOLE
+        assert Counter(text for batch in loader for text in batch.text) == WHOLE
 
 
 def test_a_server_that_is_killed_is_waited_for(url: str, store: Store) -> None:

@@ -49,14 +49,10 @@ def test_segments_lead_nowhere_else() -> None:
 # -- charts ------------------------------------------------------------------------------------------------------------
 
 
-def counts(chart: str) -> list[int]:
-    return [int(number) for number in re.findall(r'<td class="number">(\d+)</td>', chart)]
-
-
 def test_a_histogram_counts_all() -> None:
     for values in ([1, 1, 2, 3], [*range(1000)], [1, 2, 3, 4, 100_000], [0.5, 0.7, 9.25], [7]):
         chart = histogram(values, "Lengths", "tokens")
-        assert chart is not None and sum(counts(chart)) == len(values)
+        assert chart is not None and sum(map(int, re.findall(r'<td class="number">(\d+)</td>', chart))) == len(values)
     assert histogram([], "Lengths", "tokens") is None
     assert "logarithmic" in str(histogram([1, 2, 3, 4, 100_000], "Lengths", "tokens"))
 
