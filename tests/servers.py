@@ -1,4 +1,4 @@
-"""Servers of tests: of files, in ranges; of S3, as moto has it; and clusters of Ray."""
+"""Servers of tests: of files, in memory and in ranges; of S3, as moto has it; and clusters of Ray."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from tests.testing import free_port, until
+
+
+def upload(folder: Path, place: str) -> str:
+    """URL of a copy of a folder in fsspec's store in memory."""
+    store = fsspec.filesystem("memory")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.pipe_file(f"/{place}/{path.relative_to(folder)}", path.read_bytes())
+    return f"memory://{place}"
 
 
 class Files(SimpleHTTPRequestHandler):

@@ -32,7 +32,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.cli.main import main
 from energon_lite.loading.executors.segments import SegmentReader
 from energon_lite.loading.executors.transport import receiving
@@ -49,9 +49,15 @@ def alone(workers: int) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=1, num_workers=workers)
 
 
-def take(batches: Iterable[T], count: int) -> list[T]:
-    """The first so many of a loader's batches."""
+def take(batches: Iterable[T], count: int | None) -> list[T]:
+    """The first so many of a loader's batches; None: all."""
     return list(islice(batches, count))
+
+
+def batches_of(dataset: Any, count: int | None = None, **options: Any) -> list[Any]:
+    """The first batches of a data set, as :func:`take`, by a loader of its own with these options."""
+    with get_savable_loader(dataset, **options) as loader:
+        return take(loader, count)
 
 
 def invoke(*arguments: object, answers: str | None = None) -> Result:
@@ -129,6 +135,9 @@ sample_type:
 field_map:
   text: txt
 """
+
+
+CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def write_dataset(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, devi
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.hooks import AugmentTaskEncoder, check_hooks
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
-from tests.testing import alone, examples, take
+from tests.testing import ALONE, alone, examples, take
 from tests.trainer.parallel.rank_processes import RunRanks
 
 
@@ -46,21 +45,16 @@ class Packs(Draws):
 KINDS = ["train", "packed"]
 
 
-def _loader(
-    path: Any, kind: str = "train", workers: int = 0, rank: int = 0, world: int = 1, encoder: Any = None
-) -> SavableDataLoader:
-    more: dict[str, Any] = {"packing_buffer_size": 6} if kind == "packed" else {}
-    return get_savable_loader(
-        get_train_dataset(
-            path,
-            batch_size=3,
-            worker_config=WorkerConfig(rank=rank, world_size=world, num_workers=workers),
-            task_encoder=encoder or (Packs() if kind == "packed" else Draws()),
-            max_samples_per_sequence=None,
-            shuffle_buffer_size=8,
-            **more,
-        )
-    )
+def _loader(path: Any, kind: str = "train", config: WorkerConfig = ALONE, **options: Any) -> SavableDataLoader:
+    own: dict[str, Any] = {"task_encoder": Draws(), "max_samples_per_sequence": None, "shuffle_buffer_size": 8}
+    own |= {"task_encoder": Packs(), "packing_buffer_size": 6} if kind == "packed" else {}
+    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config, **own | options))
+
+
+def _batches(path: Any, count: int, *how: Any, **options: Any) -> list[Any]:
+    """Batches of a loader with a device."""
+    with _loader(path, *how, **options).to("cpu") as loader:
+        return take(loader, count)
 
 
 def _by_text(batches: list[Any]) -> dict[Any, Any]:
@@ -70,14 +64,12 @@ def _by_text(batches: list[Any]) -> dict[Any, Any]:
 @settings(max_examples=examples(30))
 @given(kind=st.sampled_from(KINDS), workers=st.sampled_from([0, 0, 2]), world=st.integers(1, 3))
 def test_numbers_are_equal_on_any_workers_and_ranks(leaf_of: Any, kind: str, workers: int, world: int) -> None:
-    with _loader(leaf_of(30), kind).to("cpu") as loader:
-        expected = _by_text(take(loader, 36))
+    expected = _by_text(_batches(leaf_of(30), 36, kind))
     assert len(set(expected.values())) == len(expected), "each batch has its own"
     assert all(len({*numbers}) == 5 for numbers in expected.values()), "and so has each generator"
     found: dict[Any, Any] = {}
     for rank in range(world):
-        with _loader(leaf_of(30), kind, workers, rank, world).to("cpu") as loader:
-            found |= _by_text(take(loader, 9))
+        found |= _by_text(_batches(leaf_of(30), 9, kind, WorkerConfig(rank, world, workers)))
     common = found.keys() & expected.keys()
     assert len(common) == 9 * world or (kind == "packed" and len(common) >= 6)
     assert all(found[text] == expected[text] for text in common)
@@ -86,12 +78,9 @@ def test_numbers_are_equal_on_any_workers_and_ranks(leaf_of: Any, kind: str, wor
 @settings(max_examples=examples(30))
 @given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(0, 7), min_size=1, max_size=4), data=st.data())
 def test_a_run_that_was_cut_has_the_same_numbers(leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject) -> None:
-    with _loader(leaf_of(30), kind).to("cpu") as whole:
-        expected = take(whole, sum(cuts))
-    state: Any = None
-    found: list[Any] = []
+    expected, state, found = _batches(leaf_of(30), sum(cuts), kind), None, list[Any]()
     for cut in cuts:
-        with _loader(leaf_of(30), kind, data.draw(st.sampled_from([0, 0, 1]))).to("cpu") as loader:
+        with _loader(leaf_of(30), kind, alone(data.draw(st.sampled_from([0, 0, 1])))).to("cpu") as loader:
             loader.restore_state_rank(state)
             found += take(loader, cut)
             state = loader.save_state_rank()
@@ -132,7 +121,7 @@ def test_a_device_with_a_generator_of_its_own_has_it_seeded_and_restored(leaf_of
 
     def numbers(encoder: TaskEncoder) -> list[Any]:
         engine = FakeEngine(FakeMemory())
-        with _loader(leaf_of(30), encoder=encoder) as loader:
+        with _loader(leaf_of(30), task_encoder=encoder) as loader:
             hook = device_hook(loader._runner, generator)
             loader._path = DevicePrefetcher(DeviceCopy("cuda:0", engine, PinnedSegments()), loader._path, hook=hook)
             return [batch["numbers"] for batch in take(loader, 5)]
@@ -145,24 +134,18 @@ def test_a_device_with_a_generator_of_its_own_has_it_seeded_and_restored(leaf_of
     assert numbers(Unseeded()) != numbers(Unseeded())
 
 
-def _fails_at(number: int) -> Callable[[], bool]:
-    calls = iter(range(1000))
-    return lambda: next(calls) == number
-
-
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_a_batch_that_the_hook_fails_for_is_not_delivered(leaf_of: Any, overlaps: bool) -> None:
-    fails = _fails_at(3)
+    calls = itertools.count()
 
     class Fails(Draws):
         def encode_on_device(self, batch: Any) -> Any:
-            if fails():
+            if next(calls) == 3:
                 raise ValueError("not this one")
             return super().encode_on_device(batch)
 
-    with _loader(leaf_of(30)).to("cpu") as whole:
-        expected = take(whole, 8)
-    with _loader(leaf_of(30), encoder=Fails()) as loader:
+    expected = _batches(leaf_of(30), 8)
+    with _loader(leaf_of(30), task_encoder=Fails()) as loader:
         engine = FakeEngine(FakeMemory()) if overlaps else None
         loader._path = DevicePrefetcher(
             DeviceCopy("cpu", engine, PinnedSegments()), loader._path, hook=device_hook(loader._runner, None)
@@ -184,8 +167,8 @@ def test_what_no_hook_may_return(leaf_of: Any, made: Any, said: str) -> None:
         def encode_on_device(self, batch: Any) -> Any:
             return made(batch)
 
-    with _loader(leaf_of(30), encoder=Wrong()).to("cpu") as loader, pytest.raises(FatalSampleError, match=said):
-        next(iter(loader))
+    with pytest.raises(FatalSampleError, match=said):
+        _batches(leaf_of(30), 1, task_encoder=Wrong())
 
 
 def test_it_is_looked_at_like_the_others() -> None:
@@ -200,8 +183,7 @@ def test_it_is_looked_at_like_the_others() -> None:
 
 
 def test_an_encoder_around_another_one_has_its_hook(leaf_of: Any) -> None:
-    with _loader(leaf_of(30)).to("cpu") as plain, _loader(leaf_of(30), encoder=AugmentTaskEncoder(Draws())) as loader:
-        assert take(loader.to("cpu"), 4) == take(plain, 4)
+    assert _batches(leaf_of(30), 4, task_encoder=AugmentTaskEncoder(Draws())) == _batches(leaf_of(30), 4)
 
 
 class Named(Draws):
@@ -213,11 +195,11 @@ class Named(Draws):
 
 
 def test_the_decoder_is_recorded_in_states(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with _loader(leaf_of(30), encoder=Named()).to("cpu") as loader, _loader(leaf_of(30)).to("cpu") as plain:
+    with _loader(leaf_of(30), task_encoder=Named()).to("cpu") as loader, _loader(leaf_of(30)).to("cpu") as plain:
         take(loader, 2)
         state = loader.save_state_rank()
         assert state is not None and state["device_decoder"] == "the decoder of cpu"
-        with closing(_loader(leaf_of(30), encoder=Named()).to("cpu")) as again:
+        with _loader(leaf_of(30), task_encoder=Named()).to("cpu") as again:
             again.restore_state_rank(state)
             expected = take(again, 1)
         assert "decoded" not in caplog.text
@@ -234,11 +216,7 @@ def test_peers_that_get_a_batch_of_another_rank_draw_the_same_numbers(leaf_of: A
         for kind in KINDS:
             mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             config = WorkerConfig.from_mesh(mesh, num_workers=0, share="broadcast")
-            more: dict[str, Any] = {"packing_buffer_size": 6, "repeat": False} if kind == "packed" else {}
-            encoder = Packs() if kind == "packed" else Draws()
-            dataset = get_train_dataset(leaf, batch_size=3, worker_config=config, task_encoder=encoder, **more)
-            with get_savable_loader(dataset).to("cpu") as loader:
-                found += take(loader, 4)
+            found += _batches(leaf, 4, kind, config, repeat=kind == "train")
         return found
 
     first, second = run_ranks(2, rank_main)
@@ -246,8 +224,6 @@ def test_peers_that_get_a_batch_of_another_rank_draw_the_same_numbers(leaf_of: A
     assert len({tuple(batch["numbers"]) for batch in first}) == len(first)
 
 
-def test_one_that_runs_alone(leaf_of: Any) -> None:
-    """`alone` is the configuration of the other tests."""
-    dataset = get_train_dataset(leaf_of(30), batch_size=3, worker_config=alone(0), task_encoder=Draws())
-    with get_savable_loader(dataset).to("meta") as loader:
-        assert "numbers" in next(iter(loader)), "a device without streams has it too"
+def test_on_a_device_without_streams(leaf_of: Any) -> None:
+    with _loader(leaf_of(30)).to("meta") as loader:
+        assert "numbers" in next(iter(loader))

@@ -13,7 +13,7 @@ import torch
 from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher
 from energon_lite.extras.device.pinned import SEGMENTS, CudaEngine
-from tests.testing import alone
+from tests.testing import alone, take
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,9 +43,9 @@ def loader(leaf_of: Any) -> Iterator[SavableDataLoader]:
         yield made
 
 
-def _whole(batch: Any) -> bool:
+def _whole(batch: Any) -> torch.Tensor:
     numbers = torch.tensor([float(number) for number in batch["number"]], device="cuda")
-    return bool((batch["x"] == numbers[:, None]).all())
+    return (batch["x"] == numbers[:, None]).all()
 
 
 def _allocations() -> int:
@@ -93,10 +93,20 @@ def test_batches_are_whole_while_the_device_and_the_workers_are_busy(loader: Sav
     for _, batch in zip(range(60), loader, strict=False):
         for _ in range(5):
             busy = busy @ busy * 1e-4
-        numbers = torch.tensor([float(number) for number in batch["number"]], device="cuda")
-        checks.append((batch["x"] == numbers[:, None]).all())
+        checks.append(_whole(batch))
         del batch
     assert bool(torch.stack(checks).all())
+
+
+def test_copies_of_other_memory_are_right_while_the_device_is_busy() -> None:
+    copy = DeviceCopy("cuda")
+    busy = torch.randn(4096, 4096, device="cuda")
+    for number in range(20):
+        underway = copy.start({"x": torch.full((1 << 20,), float(number)), "y": [torch.tensor(number)]})
+        busy = busy @ busy * 1e-4
+        moved = copy.finish(underway)
+        assert moved["x"].is_cuda and moved["x"].eq(number).all()
+        assert moved["y"][0].item() == number
 
 
 def test_two_streams_copy_from_the_same_workers(loader: SavableDataLoader) -> None:
@@ -136,8 +146,6 @@ def test_the_hook_runs_on_the_stream_of_the_copy_with_the_numbers_of_its_batch(l
         torch.manual_seed(workers)
         before = torch.cuda.get_rng_state()
         with get_savable_loader(dataset).to("cuda") as loader:
-            found.append(
-                [(batch["number"], batch["noise"].tolist()) for _, batch in zip(range(8), loader, strict=False)]
-            )
+            found.append([(batch["number"], batch["noise"].tolist()) for batch in take(loader, 8)])
         assert torch.equal(torch.cuda.get_rng_state(), before)
     assert found[0] == found[1] and len({str(noise) for _, noise in found[0]}) == 8

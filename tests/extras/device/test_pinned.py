@@ -146,15 +146,6 @@ def test_a_batch_whose_hook_fails_is_held_too(error: type[BaseException]) -> Non
     worker.close()
 
 
-def test_closing_waits_for_copies() -> None:
-    engine = FakeEngine(FakeMemory())
-    copy, worker = DeviceCopy("cuda:0", engine, PinnedSegments()), Worker(1)
-    underway = copy.start(worker.batch(1, 100_000))
-    worker.close()
-    assert engine.done == 2 and not engine.memory.now
-    _check(copy.finish(underway), 1)
-
-
 def test_memory_that_cannot_be_locked_is_copied_as_before(caplog: pytest.LogCaptureFixture) -> None:
     memory, segments = FakeMemory(refuses=True), PinnedSegments()
     copy, worker = DeviceCopy("cuda:0", FakeEngine(memory), segments), Worker(2)

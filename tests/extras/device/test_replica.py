@@ -18,10 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import TopologyError, UsageError, WorkerError
 from energon_lite.extras.device.replica import batch_checksum, select_fields
-from tests.testing import examples
+from tests.testing import examples, take
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-
-AXES = ("pp", "dp", "cp", "tp")
 
 
 class Lengths(TaskEncoder):
@@ -39,17 +37,13 @@ class Lengths(TaskEncoder):
 
 
 def _loader(
-    path: Path, mesh_shape: tuple[int, ...], encoder: TaskEncoder, check_peers: bool = True, **roles: Any
+    path: Path, mesh_shape: tuple[int, ...], encoder: Any, options: Any = None, check_peers: bool = True, **roles: Any
 ) -> Any:
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=AXES)
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("pp", "dp", "cp", "tp"))
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
+    order: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
     dataset = get_train_dataset(
-        path,
-        batch_size=2,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        worker_config=config,
-        task_encoder=encoder,
+        path, batch_size=2, worker_config=config, task_encoder=encoder, **order | (options or {})
     )
     return get_savable_loader(dataset, check_peers=check_peers)
 
@@ -94,48 +88,30 @@ def test_broadcast_batches_are_those_that_each_rank_would_load(
                 assert {**own, "who": None} == {**sent, "who": None}
 
 
+class Packs(Lengths):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [[sample] for sample in samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
 def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRanks) -> None:
+    """Also of packed samples."""
+    packed: dict[str, Any] = {"packing_buffer_size": 4, "repeat": False}
+    ways = [("load", Lengths(), {}), ("broadcast", Lengths(), {}), ("broadcast", Packs(), packed)]
+
     def rank_main(rank: int) -> Any:
         found = []
-        for share, check_peers in itertools.product(("load", "broadcast"), (True, False)):
+        for (share, encoder, options), check_peers in itertools.product(ways, (True, False)):
             roles = {"share": share, "stages": "ends", "last_stage_fields": ["labels"]}
-            with _loader(leaf_of(9, "share"), (2, 1, 1, 1), Lengths(), check_peers, **roles) as loader:
-                found.append(sorted(next(iter(loader))))
+            with _loader(leaf_of(9, "share"), (2, 1, 1, 1), encoder, options, check_peers, **roles) as loader:
+                found += [sorted(batch) for batch in take(loader, 4)]
         return found
 
-    whole = ["__key__", "__restore_key__", "array", "labels", "note", "tokens", "who"]
     first, last = run_ranks(2, rank_main)
-    assert first == [whole] * 4
-    assert last == [["__key__", "__restore_key__", "labels"]] * 4
-
-
-def test_so_it_does_of_packed_samples(leaf_of: Any, run_ranks: RunRanks) -> None:
-    class Packs(Lengths):
-        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-            return [[sample] for sample in samples]
-
-        def pack_selected_samples(self, samples: list[Any]) -> Any:
-            return samples[0]
-
-    def rank_main(rank: int) -> Any:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
-        roles: dict[str, Any] = {"share": "broadcast", "stages": "ends", "last_stage_fields": ["labels"]}
-        config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
-        dataset = get_train_dataset(
-            leaf_of(9, "share"),
-            batch_size=2,
-            packing_buffer_size=4,
-            repeat=False,
-            worker_config=config,
-            task_encoder=Packs(),
-        )
-        with get_savable_loader(dataset) as loader:
-            return [sorted(batch) for batch in loader]
-
-    first, last = run_ranks(2, rank_main)
-    assert len(first) == len(last) >= 4
-    assert all("tokens" in names for names in first)
-    assert all(names == ["__key__", "__restore_key__", "labels"] for names in last)
+    assert first == [["__key__", "__restore_key__", "array", "labels", "note", "tokens", "who"]] * 24
+    assert last == [["__key__", "__restore_key__", "labels"]] * 24
 
 
 class FailsOnThird(Lengths):

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig, get_train_dataset
 from energon_lite.extras.inspect.analyze_debug import save_heat_map
-from tests.conftest import text_dataset
-from tests.testing import command, take
+from tests.testing import batches_of, command, text_dataset
 
 
 def analyze(*arguments: object) -> tuple[int, str]:
@@ -45,10 +44,8 @@ def traces(tmp_path: Path) -> Path:
     path = text_dataset(tmp_path / "data", 10)
     (tmp_path / "traces").mkdir()
     for rank in range(2):
-        config = WorkerConfig(rank=rank, world_size=2)
-        dataset = get_train_dataset(path, worker_config=config, batch_size=1)
-        with get_savable_loader(dataset, trace=str(tmp_path / f"traces/{rank}.jsonl")) as loader:
-            take(loader, 10)
+        dataset = get_train_dataset(path, worker_config=WorkerConfig(rank=rank, world_size=2), batch_size=1)
+        batches_of(dataset, 10, trace=str(tmp_path / f"traces/{rank}.jsonl"))
     return tmp_path / "traces"
 
 

@@ -3,19 +3,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
+from energon_lite import DefaultTaskEncoder, SkipSample
+from energon_lite.errors import WorkerError
 from energon_lite.storage import sharded_work as helpers
+from energon_lite.storage.read import source
 from energon_lite.storage.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
-from tests.conftest import TEXT_YAML, text_dataset, write_dataset
-from tests.testing import in_time, invoke, write_tar
-
-CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+from tests.servers import upload
+from tests.testing import CRUDE_YAML, in_time, invoke, output_of, text_dataset, write_dataset, write_tar
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:
@@ -28,14 +29,6 @@ def lint(path: Path | str, *options: object) -> tuple[int, dict[str, Any]]:
     found: dict[str, Any] = json.loads(output)
     assert found["ok"] == (code == 0)
     return code, found
-
-
-def prepared(path: Path, samples: Sequence[tuple[str, dict[str, bytes]]]) -> None:
-    """Write a folder with the shard ``a.tar``, and prepare it."""
-    write_tar(path / "a.tar", samples)
-    options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
-    code, _ = energon_lite("prepare", path, "--non-interactive", *options)
-    assert code == 0
 
 
 def named(found: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -51,8 +44,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Broken:
     path = tmp_path_factory.mktemp("broken")
     truth = write_broken_set(path)
     options = ["--split-ratio", "2,1,1", "--sample-type", "CaptioningSample", "--field-map", FIELDS, "--no-progress"]
-    code, _ = energon_lite("prepare", path, "--non-interactive", *options)
-    assert code == 0 and set(truth.values()) == set(KINDS)
+    output_of("prepare", path, "--non-interactive", *options)
+    assert set(truth.values()) == set(KINDS)
     return path, truth
 
 
@@ -86,9 +79,8 @@ class TestSamples:
 
     def test_what_is_excluded_is_not_examined(self, broken: Broken) -> None:
         path, truth = broken
-        split = json.loads(json.dumps({"split_parts": {"train": ["s{0..3}.tar"]}, "exclude": []}))
-        split["exclude"] = [f"{shard}/{key}" for (shard, key), kind in truth.items() if kind != "double key"]
-        split["exclude"].append(next(shard for (shard, _), kind in truth.items() if kind == "double key"))
+        exclude = [shard if kind == "double key" else f"{shard}/{key}" for (shard, key), kind in truth.items()]
+        split = {"split_parts": {"train": ["s{0..3}.tar"]}, "exclude": exclude}
         (path / ".nv-meta/split.yaml").write_text(json.dumps(split))
         code, found = lint(path)
         assert code == 0 and found["samples"] < 700 and found["data_sets"][0]["excluded"] > 0
@@ -147,21 +139,18 @@ class TestShards:
 
 class TestKindsOfData:
     def test_a_good_one(self, tmp_path: Path) -> None:
-        code, output = energon_lite("lint", text_dataset(tmp_path / "good", 20, shards=2), "--no-progress")
-        assert code == 0 and "20 samples in 2 shards" in output and "nothing is broken" in output
+        output = output_of("lint", text_dataset(tmp_path / "good", 20, shards=2), "--no-progress")
+        assert "20 samples in 2 shards" in output and "nothing is broken" in output
         assert not (tmp_path / "good/.nv-meta/energon_lite.lint").exists()
 
     def test_jsonl(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a":\n"\xff"\n')
         code, found = lint(tmp_path / "a.jsonl")
-        assert code == 1 and named(found) == {
-            ("a.jsonl", "1"): ("decode", "json"),
-            ("a.jsonl", "2"): ("decode", "json"),
-        }
+        assert code == 1 and named(found) == {("a.jsonl", key): ("decode", "json") for key in "12"}
 
     def test_a_metadataset(self, tmp_path: Path) -> None:
         text_dataset(tmp_path / "good", 20, shards=2)
-        write_dataset(tmp_path / "bad", {"a.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
+        write_dataset(tmp_path / "bad", {"a.tar": [("0", {"txt": b"\xff"})]})
         (tmp_path / "none").mkdir()
         blend = tmp_path / "blend.yaml"
         blend.write_text("splits: {train: {blend: [{path: good}, {path: bad}, {path: none}]}, val: {path: good}}")
@@ -173,23 +162,17 @@ class TestKindsOfData:
         ]
 
     def test_behind_a_url(self, broken: Broken) -> None:
-        import fsspec
-
         path, truth = broken
-        memory = fsspec.filesystem("memory")
-        memory.put(str(path), "/lint_set", recursive=True)
+        url = upload(path, "lint_set")
         try:
-            code, found = lint("memory://lint_set")
+            code, found = lint(url)
             for command in (["info"], ["preview", "--text"]):
-                code_of_command, output = energon_lite(*command, "memory://lint_set")
-                assert code_of_command == 0 and "memory://lint_set" in output
+                assert url in output_of(*command, url)
         finally:
-            memory.rm("/lint_set", recursive=True)
+            fsspec.filesystem("memory").rm("/lint_set", recursive=True)
         assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
 
     def test_a_source_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from energon_lite.storage.read import source
-
         class Rows:
             identity = "rows"
 
@@ -227,25 +210,26 @@ class TestKindsOfData:
             assert code == 1
 
 
-def test_with_a_task_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text_dataset(tmp_path / "good", 20)
-    (tmp_path / "lint_encoders.py").write_text(
-        "from energon_lite import DefaultTaskEncoder, SkipSample\n"
-        "class Picky(DefaultTaskEncoder):\n"
-        "    def encode_sample(self, sample):\n"
-        "        if sample.text.endswith('3'): raise ValueError('a three')\n"
-        "        if sample.text.endswith('4'): raise SkipSample('a four')\n"
-        "        return sample\n"
-        "class Many(Picky):\n"
-        "    def encode_sample(self, sample):\n"
-        "        yield super().encode_sample(sample)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for name in ("Picky", "Many"):
-        code, found = lint(tmp_path / "good", "--task-encoder", f"lint_encoders:{name}")
-        assert code == 1 and found["data_sets"][0]["skipped"] == 2
-        assert {kind for kind, _ in named(found).values()} == {"encode_sample"} and len(named(found)) == 2
+class Picky(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text.endswith("3"):
+            raise ValueError("a three")
+        if sample.text.endswith("4"):
+            raise SkipSample("a four")
+        return sample
+
+
+class Many(Picky):
+    def encode_sample(self, sample: Any) -> Any:
+        yield super().encode_sample(sample)
+
+
+@pytest.mark.parametrize("name", ["Picky", "Many"])
+def test_with_a_task_encoder(tmp_path: Path, name: str) -> None:
+    good = text_dataset(tmp_path / "good", 20)
+    code, found = lint(good, "--task-encoder", f"tests.extras.inspect.test_lint_command:{name}")
+    assert code == 1 and found["data_sets"][0]["skipped"] == 2
+    assert {kind for kind, _ in named(found).values()} == {"encode_sample"} and len(named(found)) == 2
 
 
 class TestTogether:
@@ -293,7 +277,9 @@ class TestTogether:
             return tmp_path / "set"
 
         if kind == "offsets":
-            prepared(tmp_path / "set", [(f"{number:04d}", {"txt": b"t"}) for number in range(1000)])
+            write_tar(tmp_path / "set/a.tar", [(f"{number:04d}", {"txt": b"t"}) for number in range(1000)])
+            options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
+            output_of("prepare", tmp_path / "set", "--non-interactive", *options)
             offsets = (tmp_path / "set/a.tar.idx").read_bytes()
         perform = helpers._perform
 
@@ -310,8 +296,6 @@ class TestTogether:
         assert code == 0 and found["problems"] == []
 
     def test_a_decoder_that_dies_is_told(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-        from energon_lite.errors import WorkerError
-
         perform = helpers._perform
 
         def died(work: Any, unit: Any) -> Any:
@@ -325,8 +309,7 @@ class TestTogether:
 class TestPrepare:
     def test_it_names_what_it_can_see(self, tmp_path: Path) -> None:
         truth = write_broken_set(tmp_path)
-        result = invoke("prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0")
-        assert result.exit_code == 0
+        output = output_of("prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0")
         words = {
             "missing part": "1 sample has no part 'txt', which nearly all others have: ",
             "empty part": "1 sample has a part without bytes: ",
@@ -334,4 +317,4 @@ class TestPrepare:
         }
         for (shard, key), kind in truth.items():
             if kind in words:
-                assert f"{words[kind]}{shard}: {key}" in result.output
+                assert f"{words[kind]}{shard}: {key}" in output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,8 +23,17 @@ from energon_lite.extras.inspect.planning import (
 from tests.testing import examples
 
 
+def planned(lengths: Any, strategy: str, **settings: Any) -> MicroBatches:
+    return strategy_from_dict({"strategy": strategy, **settings}).plan(np.asarray(lengths))
+
+
+def drawn(mean: float, spread: float, count: int) -> Any:
+    """Lengths as those of documents, below 4,000."""
+    return np.rint(np.minimum(np.exp(np.random.default_rng(0).normal(mean, spread, count)), 4000)).astype(np.int64)
+
+
 def test_by_hand() -> None:
-    batches = strategy_from_dict({"strategy": "capacity", "capacity": 10}).plan(np.array([1, 1, 1, 2, 2, 5, 5]))
+    batches = planned([1, 1, 1, 2, 2, 5, 5], "capacity", capacity=10)
     found = measure_plan(batches, ranks=2)
     assert (found.micro_batches, found.steps) == (2, 1)
     assert found.fill == 17 / 20 and found.padding_efficiency == 17 / 20 and found.over == 0
@@ -34,20 +45,18 @@ def test_by_hand() -> None:
 
 
 def test_over_the_capacity() -> None:
-    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 10, "oversize": "own_batch"})
-    assert measure_plan(strategy.plan(np.array([20, 5, 5, 10, 10]))).over == 0.25
+    assert measure_plan(planned([20, 5, 5, 10, 10], "best_fit", capacity=10, oversize="own_batch")).over == 0.25
 
 
-def test_correlation_of_lengths() -> None:
-    lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5, 0.7, 20_000)), 4000).astype(np.int64)
-    plain = strategy_from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths)
-    like = strategy_from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths)
-    assert abs(length_correlation(plain)) < 0.02
-    assert length_correlation(like) > 0.99
+def test_correlation_of_lengths_and_variance_of_steps() -> None:
+    lengths = drawn(5, 0.7, 20_000)
+    plain, like = (measure_plan(planned(lengths, "fixed", batch_size=10, sort=sort)) for sort in (False, True))
+    assert abs(plain.length_correlation) < 0.02 and 0.8 < plain.step_variance_ratio < 1.2
+    assert like.length_correlation > 0.99
+    assert like.step_variance_ratio == pytest.approx(80, rel=0.05)  # all 80 samples of a step are of one length
     # Each micro-batch has the same two lengths: less alike than chance would have it.
-    opposite = strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.tile([1, 100], 50))
-    assert length_correlation(opposite) == pytest.approx(-1)
-    assert length_correlation(strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.full(9, 4))) == 0
+    assert length_correlation(planned(np.tile([1, 100], 50), "fixed", batch_size=2)) == pytest.approx(-1)
+    assert length_correlation(planned(np.full(9, 4), "fixed", batch_size=2)) == 0
 
 
 @given(st.lists(st.lists(st.integers(1, 999), max_size=4), min_size=1, max_size=8))
@@ -60,14 +69,6 @@ def test_micro_batches_without_samples_change_no_correlation(groups: list[list[i
     assert length_correlation(batches) == pytest.approx(length_correlation(without))
 
 
-def test_variance_of_steps() -> None:
-    lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5, 0.7, 20_000)), 4000).astype(np.int64)
-    plain = measure_plan(strategy_from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths))
-    like = measure_plan(strategy_from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths))
-    assert 0.8 < plain.step_variance_ratio < 1.2
-    assert like.step_variance_ratio == pytest.approx(80, rel=0.05)  # all 80 samples of a step are of one length
-
-
 def test_lateness() -> None:
     batches = MicroBatches(
         np.array([1, 0, 2]), np.zeros(3, dtype=np.int64), np.ones(3, dtype=np.int64), np.array([0, 2, 3]), True
@@ -76,7 +77,7 @@ def test_lateness() -> None:
 
 
 def test_loads_of_ranks() -> None:
-    batches = strategy_from_dict({"strategy": "fixed", "batch_size": 1}).plan(np.array([4, 3, 2, 1, 9]))
+    batches = planned([4, 3, 2, 1, 9], "fixed", batch_size=1)
     tokens, squares = rank_loads(batches, ranks=2)
     assert tokens.tolist() == [[4, 3], [2, 1]] and squares.tolist() == [[16, 9], [4, 1]]
     tokens, _ = rank_loads(batches, ranks=2, per_rank=2)
@@ -84,9 +85,7 @@ def test_loads_of_ranks() -> None:
 
 
 def test_balance_of_steps_that_are_evened_out() -> None:
-    batches = strategy_from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(
-        np.array([8, 8, 4, 4, 4, 4])
-    )
+    batches = planned([8, 8, 4, 4, 4, 4], "capacity", capacity=16, unit="packed_tokens")
     assert measure_plan(batches, ranks=2).attention_balance == 0.75
     assert even_balance(batches, Capacity(16), ranks=2) == (1.0, 1.0)
     assert even_balance(batches, None, ranks=2) == (1.0, 0.75)  # nothing is exchanged
@@ -95,9 +94,7 @@ def test_balance_of_steps_that_are_evened_out() -> None:
 @pytest.mark.parametrize("step", [8, 16, 22, 23, 64])
 def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
     """Lengths of a factor of ten; on the divisors of the step, and one of its own."""
-    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 20_000))).astype(np.int64)
-    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 6000, "oversize": "truncate"})
-    plan = strategy.plan(lengths)
+    plan = planned(drawn(5.5, 0.6, 20_000), "best_fit", capacity=6000, oversize="truncate")
     for ranks in (rank for rank in (2, 8, 11, 23) if step % rank == 0):
         tokens, attention = even_balance(plan, Capacity(6000), ranks=ranks, per_rank=step // ranks, steps=10)
         assert tokens > 0.99 and attention > 0.9, (step, ranks)
@@ -105,8 +102,7 @@ def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
 
 def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
     """Each has one length, so attention differs by a factor of ten; the more turns, the more of it evens out."""
-    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 50_000))).astype(np.int64)
-    plan = strategy_from_dict({"strategy": "sorted_window", "capacity": 6000, "batches": 300}).plan(lengths)
+    plan = planned(drawn(5.5, 0.6, 50_000), "sorted_window", capacity=6000, batches=300)
     for turns in (2, 4, 8):
         as_planned = plan.attention()[: len(plan) // (8 * turns) * 8 * turns].reshape(-1, turns, 8).sum(axis=1)
         before = float((as_planned.mean(axis=1) / as_planned.max(axis=1)).mean())
@@ -120,12 +116,12 @@ def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: in
     """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
     lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1
     capacity = fill * int(lengths.mean())
-    plan = strategy_from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
+    plan = planned(lengths, "best_fit", capacity=capacity, oversize="drop")
     found = measure_plan(plan, ranks=8)
     assert abs(found.length_correlation) < 0.02
     assert found.fill > (0.99 if fill >= 15 else 0.97)
 
 
 def test_balance_with_ranks_that_have_no_sample() -> None:
-    plan = strategy_from_dict({"strategy": "fixed", "batch_size": 4}).plan(np.array([1, 1, 1, 1, 8, 2, 2, 2, 5]))
+    plan = planned([1, 1, 1, 1, 8, 2, 2, 2, 5], "fixed", batch_size=4)
     assert measure_plan(whole_steps(plan, 12), ranks=12).token_balance == 23 / 12 / 8

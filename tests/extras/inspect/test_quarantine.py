@@ -12,20 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_lite import (
-    SavableDataLoader,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Failure
-from tests.testing import take
+from tests.testing import take, text_dataset
 
 
 def observed(rank: int) -> ObservedRank:
@@ -109,9 +101,7 @@ def test_a_resume_writes_nothing_twice(leaf_of: Any, tmp_path: Path) -> None:
 
 def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    loaders = [_loader(leaf_of(30), file, rank=rank, world=2) for rank in range(2)]
-    for _ in zip(range(20), *loaders, strict=False):
-        pass
+    take(zip(*(_loader(leaf_of(30), file, rank=rank, world=2) for rank in range(2)), strict=False), 20)
     keys = [line["key"] for line in _lines(file)]
     assert sorted(keys) == sorted(BAD) and {line["rank"] for line in _lines(file)} == {0, 1}
 
@@ -135,13 +125,9 @@ def test_processes_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    Quarantine(file, observed(0)).on_lost(
-        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
-    )
-    file.write_bytes(file.read_bytes()[:-10])
-    Quarantine(file, observed(0)).on_lost(
-        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
-    )
+    for cut in (10, 0):
+        Quarantine(file, observed(0)).on_lost([Failure("leaf", key, "read", "", False) for key in ("one", "two")])
+        file.write_bytes(file.read_bytes()[: -cut or None])
     lines = file.read_text().splitlines()
     assert [json.loads(line)["key"] for line in (lines[0], lines[2])] == ["one", "two"] and len(lines) == 3
 
@@ -193,8 +179,7 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
 
     file = tmp_path / "bad.jsonl"
     with _loader(leaf_of(30), file, task_encoder=Packs(), batch_size=1, packing_buffer_size=6, repeat=False) as loader:
-        for _ in loader:
-            pass
+        assert list(loader)
     lines = _lines(file)
     assert {line["key"] for line in lines if line["stage"] == "encode_sample"} == BAD
     packed = [line for line in lines if line["stage"] == "pack_selected_samples"]
@@ -206,19 +191,17 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
 def test_only_one_of_several_peers_writes(leaf_of: Any, tmp_path: Path) -> None:
     config = WorkerConfig(rank=0, world_size=1, saves_state=False)
     dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Picky(), worker_config=config)
-    loader: SavableDataLoader = get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl")
+    loader = get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl")
     take(loader, 20)
     assert not (tmp_path / "bad.jsonl").exists() and "quarantine" not in loader.stats()
 
 
-def test_a_bad_sample_can_be_excluded(tmp_path: Path, write_dataset: Any) -> None:
+def test_a_bad_sample_can_be_excluded(tmp_path: Path) -> None:
     """As docs/loader.md says."""
-    samples = [(f"a-{number}", {"txt": f"a-{number}".encode()}) for number in range(30)]
-    path = write_dataset(tmp_path / "data", {"0.tar": samples})
+    path = text_dataset(tmp_path / "data", 30, prefix="a-")
     file = tmp_path / "bad.jsonl"
     with _loader(path, file, get=get_val_dataset) as loader:
-        for _ in loader:
-            pass
+        assert list(loader)
     split = yaml.safe_load((path / ".nv-meta" / "split.yaml").read_text())
     split["exclude"] += [f"{line['shard']}/{line['key']}" for line in _lines(file)]
     (path / ".nv-meta" / "clean.yaml").write_text(yaml.safe_dump(split))

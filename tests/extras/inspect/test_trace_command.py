@@ -26,7 +26,7 @@ from energon_lite.batching import TokenSequence
 from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
-from tests.testing import alone, invoke, nightly_but, take
+from tests.testing import alone, batches_of, command, nightly_but, output_of, take
 
 
 class Slow(TaskEncoder):
@@ -125,6 +125,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def _names(batch: Any) -> list[str]:
+    found = batch.get("names", batch.get("__key__")) if isinstance(batch, dict) else batch.__key__
+    return [found] if isinstance(found, str) else list(found)
+
+
 WORKERS = [(0, "fork"), (2, "fork"), (2, "thread")]
 
 
@@ -133,11 +138,10 @@ WORKERS = [(0, "fork"), (2, "fork"), (2, "thread")]
 def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers: int, method: str) -> None:
     file = tmp_path / "new" / "trace.jsonl"
     with _loader(leaf_of(30), file, kind, workers, start_method=method) as loader:
-        batches = take(loader, 8)
+        keys = [_names(batch) for batch in take(loader, 8)]
     with _loader(leaf_of(30), None, kind, workers) as loader:
-        untraced = take(loader, 8)
-    keys = [list(batch["__key__"] if isinstance(batch, dict) else batch.__key__) for batch in batches]
-    assert keys == [list(batch["__key__"] if isinstance(batch, dict) else batch.__key__) for batch in untraced]
+        assert keys == [_names(batch) for batch in take(loader, 8)]
+        assert not loader._runner.services.observers, "nothing is timed unasked"
     header, *lines = _lines(file)
     assert (header["format"], header["rank"]) == ("energon_lite.trace", 0)
     assert (header["t"], header["r"]) == ("SavableLoader.__init__", 0)  # as in Energon's debug files
@@ -170,11 +174,6 @@ ENCODERS: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
 }
 
 
-def _names(batch: Any) -> list[str]:
-    found = batch["names"] if isinstance(batch, dict) else batch.__key__
-    return [found] if isinstance(found, str) else list(found)
-
-
 @pytest.mark.parametrize(
     ("kind", "workers", "method"),
     # Each kind with one kind of workers; at night with the others.
@@ -193,8 +192,7 @@ def test_a_line_has_the_samples_of_its_batch(
     entries = [{"path": str(leaf), "weight": 1} for leaf in leaves]
     blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
     dataset = get_train_dataset(blend, task_encoder=encoder(), worker_config=alone(workers), **arguments)
-    with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl", start_method=method) as loader:
-        batches = take(loader, 12)
+    batches = batches_of(dataset, 12, trace=tmp_path / "trace.jsonl", start_method=method)
     _, *lines = _lines(tmp_path / "trace.jsonl")
     for line, batch in zip(lines, batches, strict=True):
         # Pieces of a sample may stand in a batch together; the line has it once for each item.
@@ -222,12 +220,6 @@ def test_a_file_that_cannot_be_written_ends_nothing(leaf_of: Any, bad: str, capl
     assert caplog.text.count("cannot be written") == 1 and bad in caplog.text
 
 
-def test_nothing_is_timed_unasked(leaf_of: Any) -> None:
-    with _loader(leaf_of(30), None) as loader:
-        next(iter(loader))
-        assert not loader._runner.services.observers
-
-
 @pytest.fixture
 def traced(leaf_of: Any, tmp_path: Path) -> Path:
     file = tmp_path / "trace.jsonl"
@@ -241,9 +233,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "trace.jsonl"
     with _loader(leaf_of(30), file, "clock", workers=1, start_method="fork") as loader:
         take(loader, 15)  # two epochs
-    result = invoke("trace", file, "--slowest", "3")
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines = output_of("trace", file, "--slowest", 3).splitlines()
     assert lines[0].startswith("15 batches, 60 samples") and "the trainer waited" in lines[0]
     assert [line.split()[0] for line in lines[3:9]] == ["read", "decode", "hooks", "batch", "transfer", "other"]
     shares = [float(line.split()[2]) for line in lines[3:9]]
@@ -255,9 +245,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:
-    result = invoke("trace", traced, "--key", "a-7")
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines = output_of("trace", traced, "--key", "a-7").splitlines()
     assert lines[0] == "a-7: seen 2 times"
     at = [batch for batch in _lines(traced)[1:] if "a-7" in batch["keys"]]
     for line, batch in zip(lines[1:3], at, strict=True):
@@ -269,28 +257,26 @@ def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
     with _loader(leaf_of(30), file, "packs") as loader:
         batches = take(loader, 2)
     keys = [key for batch in batches for pack in batch["__key__"] for key in pack.split("+")]
-    seen = invoke("trace", file, "-k", keys[-1])
-    assert seen.exit_code == 0 and f"{keys[-1]}: seen 1 time\n" in seen.output and "step 1" in seen.output
+    seen = output_of("trace", file, "-k", keys[-1])
+    assert f"{keys[-1]}: seen 1 time\n" in seen and "step 1" in seen
     later = next(f"a-{number}" for number in range(30) if f"a-{number}" not in keys)
-    unseen = invoke("trace", file, "-k", later)
-    assert unseen.exit_code == 0, unseen.output
-    assert unseen.output.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
+    unseen = output_of("trace", file, "-k", later)
+    assert unseen.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
 
 
 def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:
-    result = invoke("trace", traced, "-k", "nobody", "-k", "a-7")
-    assert result.exit_code == 1 and "a-7: seen 2 times" in result.output
-    assert f"nobody: no data set of the trace has a sample with this key ({leaf_of(30)})" in result.output
+    code, said = command("trace", traced, "-k", "nobody", "-k", "a-7")
+    assert code == 1 and "a-7: seen 2 times" in said
+    assert f"nobody: no data set of the trace has a sample with this key ({leaf_of(30)})" in said
     moved = traced.with_name("moved.jsonl")
     moved.write_text(traced.read_text().replace(str(leaf_of(30)), "/gone"))
-    result = invoke("trace", moved, "-k", "nobody")
-    assert result.exit_code == 1 and "nobody: not seen so far; /gone cannot be searched for it" in result.output
+    code, said = command("trace", moved, "-k", "nobody")
+    assert code == 1 and "nobody: not seen so far; /gone cannot be searched for it" in said
 
 
 def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    result = invoke("trace", traced, "-o", out)
-    assert result.exit_code == 0 and "ui.perfetto.dev" in result.output
+    assert "ui.perfetto.dev" in output_of("trace", traced, "-o", out)
     events = json.loads(out.read_text())["traceEvents"]
     assert events == list(chrome_events(read_runs([str(traced)])[0]))
     boxes = [event for event in events if event["ph"] == "X"]
@@ -307,8 +293,8 @@ def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
 
 def test_lines_that_are_cut_off_are_left_out(traced: Path) -> None:
     traced.write_bytes(traced.read_bytes()[:-20])
-    result = invoke("trace", traced)
-    assert result.exit_code == 0 and "14 batches" in result.output and "1 line left out: unreadable" in result.output
+    said = output_of("trace", traced)
+    assert "14 batches" in said and "1 line left out: unreadable" in said
 
 
 @pytest.mark.parametrize(
@@ -321,5 +307,5 @@ def test_lines_that_are_cut_off_are_left_out(traced: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    result = invoke("trace", tmp_path / "x.jsonl")
-    assert result.exit_code == 1 and message in result.output
+    code, said = command("trace", tmp_path / "x.jsonl")
+    assert code == 1 and message in said

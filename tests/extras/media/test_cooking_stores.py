@@ -33,9 +33,8 @@ from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
-from tests.testing import ALONE, alone, take, write_tar
+from tests.testing import ALONE, CRUDE_YAML, alone, take, write_tar
 
-CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 COUNT = 8
 
 
@@ -83,7 +82,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tar(tmp_path / "texts/a.tar", [(str(n), {"txt": f"text {n}".encode()}) for n in range(COUNT)])
     for name in ("own", "texts"):
         prepare_dataset(tmp_path / name, split_ratio="1,0,0")
-    (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE)
+    (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE_YAML)
     (tmp_path / "notes").mkdir()
     for number in range(COUNT):
         (tmp_path / f"notes/{number}.txt").write_text(f"note {number}")
@@ -290,15 +289,11 @@ class Rows:
         return {"json": {"n": index}}
 
 
-def open_rows(url: str, split: str) -> Rows:
-    return Rows()
-
-
 def test_the_primary_of_other_data_sets(root: Path) -> None:
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
     make = partial(get_train_dataset, batch_size=1, worker_config=ALONE, task_encoder=Primary())
     assert next(iter(get_loader(make(root / "lines.jsonl")))).text[0].startswith("{'n': ")
-    register_source("cookedrows", open_rows)
+    register_source("cookedrows", lambda url, split: Rows())
     with pytest.raises(UsageError, match="need_primary=True"):
         make("cookedrows://x")
 

@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from energon_lite import TaskEncoder, TextSample, cooker, get_savable_loader, get_train_dataset, stateless
+from energon_lite import (
+    TaskEncoder,
+    TextSample,
+    basic_sample_keys,
+    cooker,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon_lite.errors import UsageError
 from energon_lite.extras.media import AVData, AVDecoder, av_decoder
 from energon_lite.hooks import Cooker
@@ -19,7 +29,8 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare import index_again
 from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import FPS, film, long_film, sound
-from tests.testing import alone, invoke
+from tests.servers import upload
+from tests.testing import CRUDE_YAML, alone, invoke, take, write_dataset
 
 FILMS = """\
 __module__: megatron.energon
@@ -27,12 +38,11 @@ __class__: StandardWebdatasetFactory
 sample_type: {__module__: megatron.energon, __class__: VidQASample}
 field_map: {video: mp4, context: txt}
 """
-CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 COUNT = 12
 
 
 @pytest.fixture
-def films(tmp_path: Path, write_dataset: Any) -> Path:
+def films(tmp_path: Path) -> Path:
     """12 films of two seconds; those of keys 3 and 7 were cut off."""
     data = film("mp4", seconds=2)
     samples = [(str(n), {"mp4": data[: -(n in (3, 7)) * 1000 or None], "txt": b"%d" % n}) for n in range(COUNT)]
@@ -75,10 +85,8 @@ def test_films_that_were_cut_off_are_counted_and_the_run_is_the_same_when_resume
     texts = [text for batch in whole for text in batch]
     assert len(texts) == COUNT and not {"3", "7"} & {text.split()[0] for text in texts}
     assert all(text.split()[1] == str(FPS) for text in texts)
-    again = loader_of(films, encoder, workers=1)
-    with again as loader:
-        batches = iter(loader)
-        first = [list(next(batches).text) for _ in range(2)]
+    with loader_of(films, encoder, workers=1) as loader:
+        first = [list(batch.text) for batch in take(loader, 2)]
         state = loader.save_state_rank()
     with loader_of(films, encoder) as loader:
         loader.restore_state_rank(state)
@@ -106,12 +114,10 @@ def test_decoders_come_out_of_workers(films: Path, workers: int, above: int) -> 
     assert whole.get_metadata().video_num_frames == 2 * FPS
 
 
-def test_of_a_long_film_in_a_shard_little_is_read(tmp_path: Path, write_dataset: Any) -> None:
+def test_of_a_long_film_in_a_shard_little_is_read(tmp_path: Path) -> None:
     data = long_film("mp4")
-    shard = [
-        ("0", {"json": b"{}", "mp4": data, "txt": b"long"}),
-        ("1", {"json": b"{}", "mp4": data[:-9], "txt": b"cut"}),
-    ]
+    films = {"long": data, "cut": data[:-9]}
+    shard = [(name, {"json": b"{}", "mp4": film, "txt": name.encode()}) for name, film in films.items()]
     path = write_dataset(tmp_path / "long", {"a.tar": shard}, dataset_yaml=FILMS)
     with loader_of(path) as loader:
         batch = next(iter(loader))
@@ -122,16 +128,11 @@ def test_of_a_long_film_in_a_shard_little_is_read(tmp_path: Path, write_dataset:
     assert video.stream.fetched < len(data) // 20
 
 
-def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
-    tmp_path: Path, write_dataset: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_film_behind_a_url_its_clips_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, size = long_film("mp4"), 0
     path = write_dataset(tmp_path / "far", {"a.tar": [("0", {"mp4": data, "txt": b"far"})]}, dataset_yaml=FILMS)
     index_again(str(path))
-    memory = fsspec.filesystem("memory")
-    for file in path.rglob("*"):
-        if file.is_file():
-            memory.pipe_file(f"/far/{file.relative_to(path)}", file.read_bytes())
+    memory, url = fsspec.filesystem("memory"), upload(path, "far")
     real = type(memory).cat_file
 
     def cat_file(self: Any, *arguments: Any, **options: Any) -> bytes:
@@ -143,7 +144,7 @@ def test_of_a_long_film_behind_a_url_its_clips_are_fetched(
     monkeypatch.setattr(type(memory), "cat_file", cat_file)
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     try:
-        with loader_of("memory://far") as loader:
+        with loader_of(url) as loader:
             (video,) = next(iter(loader)).video
         assert isinstance(video.stream, RangeStream) and size < len(data) // 50
         ((clip,), _) = video.get_video_clips([(500, 502)])
@@ -188,24 +189,18 @@ def test_without_pyav_a_data_set_of_films_is_refused(films: Path, monkeypatch: p
 @stateless
 @cooker()
 def cook(sample: dict[str, Any]) -> ChatSample:
-    return ChatSample(
-        **{name: sample[name] for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__")},
-        messages=sample["json"],
-        images=[sample[name] for name in sorted(sample) if name.endswith("png")],
-        videos=[sample[name] for name in sorted(sample) if name.endswith("mp4")],
-        audios=[sample[name] for name in sorted(sample) if name.endswith("wav")],
-        arrays=[sample[name] for name in sorted(sample) if name.endswith("npy")],
-    )
+    endings = {"images": "png", "videos": "mp4", "audios": "wav", "arrays": "npy"}
+    media: Any = {
+        field: [sample[name] for name in sorted(sample) if name.endswith(ending)] for field, ending in endings.items()
+    }
+    return ChatSample(**basic_sample_keys(sample), messages=sample["json"], **media)
 
 
 class Chats(TaskEncoder):
     cookers = [Cooker(cook)]
 
 
-def test_a_chat_about_several_media(tmp_path: Path, write_dataset: Any) -> None:
-    import numpy as np
-    from PIL import Image
-
+def test_a_chat_about_several_media(tmp_path: Path) -> None:
     picture, array = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (4, 3)).save(picture, "png")
     np.save(array, np.arange(5))
@@ -214,7 +209,7 @@ def test_a_chat_about_several_media(tmp_path: Path, write_dataset: Any) -> None:
         **{"0.png": picture.getvalue(), "1.png": picture.getvalue(), "0.mp4": film("mp4"), "1.mp4": film("mp4")},
         **{"0.wav": sound("wav"), "tokens.npy": array.getvalue()},
     }
-    path = write_dataset(tmp_path / "chats", {"a.tar": [(str(n), parts) for n in range(2)]}, dataset_yaml=CRUDE)
+    path = write_dataset(tmp_path / "chats", {"a.tar": [(str(n), parts) for n in range(2)]}, dataset_yaml=CRUDE_YAML)
     with loader_of(path, Chats()) as loader:
         batch = next(iter(loader))
     assert [len(one) for one in (batch.images[0], batch.videos[0], batch.audios[0], batch.arrays[0])] == [2, 2, 1, 1]

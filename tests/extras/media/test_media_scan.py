@@ -24,6 +24,7 @@ from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.sharded_job import Ranks
 from tests.media_files import film, sound
+from tests.testing import command
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)
 BY_CONTENT = MediaFilterConfig.parse(None, True, False)
@@ -133,12 +134,7 @@ def test_what_cannot_be_read(folder: Path) -> None:
     with pytest.raises(UsageError, match="no media metadata"):
         MediaTable(str(folder)).get("b.WAV")
     prepare_media(folder, BY_NAME)
-    path = folder / ".nv-meta" / "index.sqlite"
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE media_metadata SET metadata_type = 'smell'")
-    with pytest.raises(DataIndexError, match="smell"):
-        MediaTable(str(folder)).get("b.WAV")
-    path.write_bytes(b"no database" * 1000)
+    (folder / ".nv-meta" / "index.sqlite").write_bytes(b"no database" * 1000)
     for act in (lambda: MediaTable(str(folder)).get("b.WAV"), lambda: prepare_media(folder, BY_NAME)):
         with pytest.raises(DataIndexError):
             act()
@@ -154,3 +150,17 @@ def test_metadata_as_text() -> None:
     for kind_, wrong in (("smell", "{}"), ("av", "[]"), ("image", "{}"), ("image", "{")):
         with pytest.raises(DataIndexError):
             deserialize_media_metadata(kind_, wrong)
+
+
+def test_on_the_command_line(folder: Path) -> None:
+    code, said = command("prepare-media", folder, "--media-metadata-by-extension", "--tmp-path", folder)
+    assert code == 0 and "Stored the metadata of 2 media; 2 are damaged" in said and "cut.mkv: " in said
+    assert MediaTable(str(folder)).get("b.WAV") is not None
+    for name, options, words in (
+        ("prepare-media", [], "no rule that finds media is given"),
+        ("prepare-media", ["--media-metadata-by-header", "--media-metadata-by-extension"], "exactly one"),
+        ("prepare-media", ["--media-metadata-by-glob", "*.none"], "no file in the folder"),
+        ("prepare", ["--tar-index-only", "--media-metadata-by-header"], "--tar-index-only"),
+    ):
+        code, said = command(name, folder, *options)
+        assert code == 1 and words in said

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, stateless
 from energon_lite.extras.remote import SampleStore
-from tests.testing import ALONE, take
+from tests.testing import ALONE, batches_of
 
 LARGE = 1 << 30
 
@@ -75,10 +75,21 @@ def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[lis
         encoder = encoder or Encoder(calls)
         arguments = {"batch_size": 4, **arguments}
         dataset = get_train_dataset(leaf_of(samples), worker_config=config, task_encoder=encoder, **arguments)
-        with get_savable_loader(dataset, sample_store=store) as loader:
-            return take(loader, count), len(calls.read_text().split())
+        return batches_of(dataset, count, sample_store=store), len(calls.read_text().split())
 
     return batches
+
+
+@pytest.fixture
+def made(run: Callable[..., tuple[list[Any], int]], same: Callable[..., bool]) -> Callable[..., int]:
+    """``made(store, ...)``: how often the hook was called in a run whose batches are those without the store."""
+
+    def calls(store: SampleStore, *, config: WorkerConfig = ALONE, **arguments: Any) -> int:
+        batches, count = run(store, config=config, **arguments)
+        assert same(batches, run(None, **arguments)[0])
+        return count
+
+    return calls
 
 
 def store_in(tmp_path: Path, **arguments: Any) -> SampleStore:

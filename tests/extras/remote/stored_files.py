@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import fsspec
 
 from energon_lite.extras.remote import checked_bucket
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+
+def parts_of(source: WebdatasetSource, indices: Iterable[int] = range(10)) -> list[dict[str, bytes]]:
+    """The parts of samples, one after the other."""
+    reader = SampleReader(source)
+    return [dict(reader.sample(index).parts) for index in indices]
 
 
 def files_in(folder: Path) -> list[Path]:

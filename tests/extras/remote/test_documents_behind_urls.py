@@ -1,61 +1,45 @@
-"""Metadatasets and JSONL files behind URLs: what they name counts from where they are."""
+"""Metadatasets, JSONL files and data sets behind URLs: what they name counts from where they are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
-from energon_lite import get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import get_loader, get_val_dataset
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
+from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.servers import Files, web_server
-from tests.testing import ALONE, invoke
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+from tests.servers import Files, upload
+from tests.testing import ALONE, alone, batches_of, output_of
 
 
 @pytest.fixture
-def put() -> Iterator[Callable[..., None]]:
-    """Writes a file, or a folder, into the store ``memory://``."""
-    store = fsspec.filesystem("memory")
-
-    def write(place: str, what: str | bytes | Path) -> None:
-        if isinstance(what, Path):
-            for path in what.rglob("*"):
-                if path.is_file():
-                    store.pipe_file(f"/{place}/{path.relative_to(what)}", path.read_bytes())
-        else:
-            store.pipe_file(f"/{place}", what.encode() if isinstance(what, str) else what)
-
-    yield write
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
+def put(memory: Any) -> Callable[[str, str | bytes], None]:
+    """Writes a file into the store ``memory://``."""
+    return lambda place, what: memory.pipe_file(f"/{place}", what.encode() if isinstance(what, str) else what)
 
 
-def keys(path: Any, split: str = "train") -> list[str]:
-    dataset = get_val_dataset(path, split_part=split, worker_config=ALONE)
-    return [getattr(sample, "__key__", None) or sample["__key__"] for sample in get_loader(dataset)]
+def samples(path: Any) -> list[Any]:
+    return list(get_loader(get_val_dataset(path, split_part="train", worker_config=ALONE)))
+
+
+def keys(path: Any) -> list[str]:
+    return [getattr(sample, "__key__", None) or sample["__key__"] for sample in samples(path)]
 
 
 def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     one, two, three = leaf_of(3, "r"), leaf_of(2, "s"), leaf_of(2, "t")
     for leaf in (one, two):
         WebdatasetSource.open(leaf)  # makes the index, which goes up with the rest
-    put("bucket/data/one", one)
-    put("bucket/two", two)
+    upload(one, "bucket/data/one")
+    upload(two, "bucket/two")
     put("bucket/data/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
     put("bucket/blends/inner.yaml", "splits: {train: {path: ../../bucket/two}, val: {path: ../two}}")
     outer = [{"path": "../data/one"}, {"path": "inner.yaml", "split_part": "val"}, {"path": "../data/chats.jsonl"}]
@@ -66,9 +50,8 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
     (tmp_path / "local.yaml").write_text("splits: {train: {path: 'memory://bucket/blends/outer.yaml'}}")
     assert keys(tmp_path / "local.yaml") == keys(f"file://{tmp_path}/local.yaml") == expected
     assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
-    prepared = invoke("prepare", "memory://bucket/blends/outer.yaml")
-    assert prepared.exit_code == 0, prepared.output
-    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets ready" in prepared.output
+    said = output_of("prepare", "memory://bucket/blends/outer.yaml")
+    assert "memory://bucket/two [val]: 2 samples" in said and "4 data sets ready" in said
     with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):
         keys("memory://bucket/blends/inner.yaml")
 
@@ -126,12 +109,8 @@ def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: b
     assert there.fingerprint == here.fingerprint and there.contents == here.contents
     # An index says where lines begin, so white space around them is with them.
     assert (data_digest(there) == data_digest(here)) is (indexed is not True or data.startswith(b"{"))
-    found = [[sample["json"]["n"] for sample in get_loader(_dataset(path))] for path in (url, str(local))]
+    found = [[sample["json"]["n"] for sample in samples(path)] for path in (url, str(local))]
     assert found[0] == found[1] == [0, 1, 2, 3]
-
-
-def _dataset(path: str) -> Any:
-    return get_val_dataset(path, split_part="train", worker_config=ALONE)
 
 
 def test_a_file_that_changes(put: Callable[..., None]) -> None:
@@ -142,25 +121,53 @@ def test_a_file_that_changes(put: Callable[..., None]) -> None:
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
 
 
-def test_training_goes_on(put: Callable[..., None]) -> None:
-    put("bucket/chats.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(30)))
-    put("bucket/a.yaml", "splits: {train: {path: chats.jsonl, subset: {range: [50%, 100%]}}}")
-
-    def loader() -> Any:
-        return get_savable_loader(get_train_dataset("memory://bucket/a.yaml", worker_config=ALONE, batch_size=5))
-
-    one, other = loader(), loader()
-    first = [batch["json"]["n"] for _, batch in zip(range(4), one, strict=False)]
-    assert sorted(number for batch in first[:3] for number in batch) == list(range(15, 30))
-    other.restore_state_rank(one.save_state_rank())
-    assert next(iter(other))["json"]["n"] == next(iter(one))["json"]["n"]
-
-
-def test_over_http(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
+def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
     """A server that knows no ranges gives documents, too."""
-    pytest.importorskip("aiohttp")
-    folder = tmp_path / "served"
-    folder.mkdir()
-    (folder / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
-    with web_server(partial(Files, directory=str(folder))) as server:
-        assert keys(f"{server}/a.yaml") == ["r-0", "r-1", "r-2"]
+    (tmp_path / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
+    assert keys(f"{serve(Files)}/a.yaml") == ["r-0", "r-1", "r-2"]
+
+
+# -- a data set in a folder, in Energon's cache of data sets, and by NVIDIA's multi-storage-client ---------------------
+
+
+OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
+
+
+def texts_of(path: str, workers: int = 0) -> list[str]:
+    dataset = get_val_dataset(path, split_part="train", batch_size=5, worker_config=alone(workers))
+    return [text for batch in batches_of(dataset) for text in batch.text]
+
+
+EXPECTED = [f"text {number}" for number in range(10)]
+
+
+def test_file(ten: Path) -> None:
+    prepare_dataset(ten, **OPTIONS)  # type: ignore[arg-type]
+    assert texts_of(f"file://{ten}") == EXPECTED
+
+
+def test_cached_data_sets(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_dataset(ten, **OPTIONS)  # type: ignore[arg-type]
+    (tmp_path / "cache/coco").mkdir(parents=True)
+    (tmp_path / "cache/coco/1.2").symlink_to(tmp_path)
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path / "cache"))
+    assert texts_of("dss://coco@1.2/ten") == EXPECTED
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: 'dss://coco@1.2/ten'}}\n"
+    )
+    assert texts_of(str(blend)) == EXPECTED
+
+
+@pytest.mark.usefixtures("clients")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_multi_storage_client(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    pytest.importorskip("multistorageclient")
+    provider = {"storage_provider": {"type": "file", "options": {"base_path": str(tmp_path)}}}
+    (tmp_path / "msc.yaml").write_text(json.dumps({"profiles": {f"here{workers}": provider}}))
+    # Its clients are kept by the names of their profiles.
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.yaml"))
+    monkeypatch.setenv("MSC_DISABLE_TELEMETRY", "1")
+    report = prepare_dataset(f"msc://here{workers}/ten", **OPTIONS)  # type: ignore[arg-type]
+    assert report.samples == 10 and (ten / ".nv-meta/.info.json").exists()
+    assert texts_of(f"msc://here{workers}/ten", workers) == EXPECTED

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from energon_lite.errors import ShardFormatError, UsageError
@@ -15,22 +13,16 @@ from energon_lite.extras.remote.remote_files import list_files
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import invoke
+from tests.servers import upload
+from tests.testing import output_of
 
 URL = "memory://bucket/ten"
 OPTIONS: dict[str, Any] = {"split_ratio": "2,1,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
 
 
-@pytest.fixture
-def memory(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The shards of ``ten``, uploaded."""
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    fs = fsspec.filesystem("memory")
-    for path in ten.rglob("*.tar"):
-        fs.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+@pytest.fixture(autouse=True)
+def _uploaded(ten: Path, memory: Any) -> None:
+    upload(ten, "bucket/ten")
 
 
 def contents(fs: Any) -> dict[str, bytes]:
@@ -75,37 +67,29 @@ def test_indexes_are_made_again(memory: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert contents(memory) == before
 
 
-@pytest.mark.parametrize("at", ["scan", "publish"])
-def test_one_that_ended_half_way_goes_on(memory: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    scanned: list[str] = []
-    scan = prepare_url.scan_remote_shard
+@pytest.mark.parametrize(
+    ("step", "at", "left"),
+    [("scan_remote_shard", "sub/c.tar", ["sub/c.tar"]), ("put_file", ".nv-meta/.info.json", [])],
+    ids=["scan", "publish"],
+)
+def test_one_that_ended_half_way_goes_on(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, step: str, at: str, left: list[str]
+) -> None:
+    real, scan, scanned = getattr(prepare_url, step), prepare_url.scan_remote_shard, list[str]()
+
+    def fail(root: str, name: str, more: Any) -> Any:
+        if name.endswith(at):
+            raise KeyboardInterrupt
+        return real(root, name, more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare_url, step, fail)
+        prepare_dataset(URL, **OPTIONS)
+    assert ".nv-meta/.info.json" not in contents(memory)
     monkeypatch.setattr(
         prepare_url, "scan_remote_shard", lambda root, name, size: scanned.append(name) or scan(root, name, size)
     )
-    with monkeypatch.context() as patch:
-        if at == "scan":
-
-            def fail(root: str, name: str, size: int) -> Any:
-                if name == "sub/c.tar":
-                    raise KeyboardInterrupt
-                return scan(root, name, size)
-
-            patch.setattr(prepare_url, "scan_remote_shard", fail)
-        else:
-            put = prepare_url.put_file
-
-            def refuse(url: str, name: str, source: str) -> None:
-                if name.endswith(".info.json"):
-                    raise KeyboardInterrupt
-                put(url, name, source)
-
-            patch.setattr(prepare_url, "put_file", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_dataset(URL, **OPTIONS)
-    assert ".nv-meta/.info.json" not in contents(memory)
-    scanned.clear()
-    assert prepare_dataset(URL, **OPTIONS).samples == 10
-    assert scanned == (["sub/c.tar"] if at == "scan" else [])
+    assert prepare_dataset(URL, **OPTIONS).samples == 10 and scanned == left
     assert ".nv-meta/energon_lite.unfinished" not in contents(memory) and len(WebdatasetSource.open(URL)) == 10
 
 
@@ -135,25 +119,6 @@ def test_what_cannot_be_written_to(memory: Any, monkeypatch: pytest.MonkeyPatch)
 def test_on_the_command_line(memory: Any, tmp_path: Path) -> None:
     words = ["prepare", URL, "--non-interactive", "--split-ratio", "2,1,0", "--tmp-path", str(tmp_path / "tmp")]
     words += ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--no-progress"]
-    result = invoke(*words)
-    assert result.exit_code == 0, result.output
-    assert URL in result.output and not list((tmp_path / "tmp").rglob("*.json"))
+    assert URL in output_of(*words) and not list((tmp_path / "tmp").rglob("*.json"))
     assert len(WebdatasetSource.open(URL)) == 10
-    again = invoke("prepare", URL, "--tar-index-only", "--no-progress")
-    assert again.exit_code == 0, again.output
-
-
-def test_energon_reads_it(memory: Any, ten: Path, tmp_path: Path) -> None:
-    """What was written there, beside the shards."""
-    energon = pytest.importorskip("megatron.energon")
-    prepare_dataset(URL, **OPTIONS)
-    copy = tmp_path / "copy"
-    for name, data in contents(memory).items():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(data)
-    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = energon.get_val_dataset(copy, split_part="train", batch_size=1, worker_config=config)
-    found = [sample.text for batch in energon.get_loader(dataset) for sample in [batch]]
-    assert [text for some in found for text in (some if isinstance(some, list) else [some])] == [
-        f"text {number}" for number in range(7)
-    ]
+    output_of("prepare", URL, "--tar-index-only", "--no-progress")

@@ -101,19 +101,14 @@ def get(server: Server, *places: tuple[int, int], client: RangeClient | None = N
     return found
 
 
-def test_ranges_come_over_one_connection(server: Server) -> None:
-    places = [(0, 1), (5, 7000), (100, 100_000)]
-    assert get(server, *places) == [BODY[offset : offset + size] for offset, size in places]
-    assert (server.connections, server.requests) == (1, 3)
-
-
-def test_an_answer_may_come_in_pieces(server: Server) -> None:
+def test_ranges_come_over_one_connection_also_in_pieces(server: Server) -> None:
     def pieces(first: int, last: int) -> list[Any]:
         whole = answer(first, last)
         return [part for at in range(0, len(whole), 7) for part in (whole[at : at + 7], 0.001)]
 
-    server.script = [pieces]
-    assert get(server, (3, 60), (9, 9)) == [BODY[3:63], BODY[9:18]]
+    server.script, places = [pieces], [(3, 60), (5, 7000), (100, 100_000)]
+    assert get(server, *places) == [BODY[offset : offset + size] for offset, size in places]
+    assert (server.connections, server.requests) == (1, 3)
 
 
 def test_at_the_same_time_each_has_a_connection(server: Server) -> None:
@@ -257,9 +252,8 @@ def test_a_server_that_is_always_odd_is_left_to_the_file_system(server: Server, 
     assert server.run(direct.read(f"http://localhost:{server.port}/a", 5, 10)).data == BODY[5:15]
 
 
-@pytest.mark.parametrize("address", ["http://me:secret@127.0.0.1:{}/a"])
-def test_what_only_the_file_system_knows(server: Server, direct: DirectRanges, address: str) -> None:
-    assert server.run(direct.read(address.format(server.port), 5, 10)) is None
+def test_what_only_the_file_system_knows(server: Server, direct: DirectRanges) -> None:
+    assert server.run(direct.read(f"http://me:secret@127.0.0.1:{server.port}/a", 5, 10)) is None
     assert server.requests == 0
 
 
@@ -268,11 +262,9 @@ def read_in_its_loop(url: str, offset: int, size: int) -> bytes:
     return asyncio.run_coroutine_threadsafe(reading, remote_files.reads_in_loop(url)).result(30)
 
 
-def test_failures_pass(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("clients")
+def test_failures_pass(server: Server) -> None:
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr(remote_files, "_file_systems", {})
-    monkeypatch.setattr(remote_files, "_opened", {})
-    monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
     url = f"http://127.0.0.1:{server.port}/b"
     busy = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n"
     server.script = [lambda first, last: [busy], lambda first, last: [None], ODD["other range"], ODD["refused"]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
-from tests.servers import Ranges, web_server
+from tests.servers import Ranges
 
 SAMPLES = 96
 
@@ -45,18 +44,14 @@ Served = tuple[str, dict[str, np.ndarray]]
 
 
 @pytest.fixture
-def served(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def served(serve: Callable[..., str], make_tar: Any, tmp_path: Path) -> Served:
     """URL of a data set of four shards, and how often each of their bytes has been asked for."""
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     for shard in range(4):
         numbers = range(shard * SAMPLES // 4, (shard + 1) * SAMPLES // 4)
         make_tar(f"data/{shard}.tar", [(f"{number:04d}.txt", b"%04d" % number * 500) for number in numbers])
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
     counts = {path.name: np.zeros(path.stat().st_size, int) for path in (tmp_path / "data").glob("*.tar")}
-    handler = partial(Counted, directory=str(tmp_path), counts=counts, lock=threading.Lock())
-    with web_server(handler) as server:
-        yield f"{server}/data", counts
+    return f"{serve(Counted, counts=counts, lock=threading.Lock())}/data", counts
 
 
 def _rank(url: str, rank: int, world: int, folder: str | None, tell: Callable[[list[str]], None], start: Any) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import functools
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import energon_lite as lib
@@ -25,7 +22,7 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.extras.remote import file_versions, remote_index, store_tries
+from energon_lite.extras.remote import remote_index, store_tries
 from energon_lite.extras.remote.remote_files import list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import local_meta
@@ -33,35 +30,24 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.extras.remote.conftest import Clock
-from tests.servers import Files, Ranges, web_server
+from tests.extras.remote.stored_files import parts_of
+from tests.servers import Files, Ranges, upload
+from tests.testing import ALONE
 
 URL = "memory://bucket/ten"
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    fs = fsspec.filesystem("memory")
-    monkeypatch.setattr(file_versions, "_known", {})  # of the objects of other tests
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+def prepared(ten: Path) -> None:
+    prepare_dataset(ten, split_ratio="1,0,0")
 
 
 @pytest.fixture
-def upload(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    prepare_dataset(ten, split_ratio="1,0,0")
-
-    def upload() -> None:
-        for path in sorted(ten.rglob("*")):
-            if path.is_file():
-                memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
-
-    upload()
-    return upload
+def uploaded(prepared: None, ten: Path, memory: Any) -> None:
+    upload(ten, "bucket/ten")
 
 
-def test_the_samples_are_those_of_the_local_folder(upload: object, ten: Path) -> None:
+def test_the_samples_are_those_of_the_local_folder(uploaded: None, ten: Path) -> None:
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL)
     assert there.fingerprint == local.fingerprint
     for index in range(10):
@@ -72,7 +58,7 @@ def test_the_samples_are_those_of_the_local_folder(upload: object, ten: Path) ->
 
 
 def test_small_files_are_copied_when_they_change(
-    upload: Callable[[], None], ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+    uploaded: None, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = []
     get_file = type(memory).get_file
@@ -92,13 +78,13 @@ def test_small_files_are_copied_when_they_change(
     assert not (meta / ".nv-meta/index.uuid").exists()
 
 
-def test_what_is_not_there(upload: object, memory: Any) -> None:
+def test_what_is_not_there(uploaded: None, memory: Any) -> None:
     assert not is_url("/data") and not is_url("file:///data") and local_meta("/data") == "/data"
     with pytest.raises(NotPreparedError, match=r"no .nv-meta folder[\s\S]*memory://bucket/none"):
         WebdatasetSource.open("memory://bucket/none")
 
 
-def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
+def test_shards_that_changed(uploaded: None, memory: Any) -> None:
     source = WebdatasetSource.open(URL)
     source.store = ShardStore()
     data = memory.cat_file("/bucket/ten/b.tar")
@@ -115,25 +101,6 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
         SampleReader(source).sample(5)
 
 
-def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0, 0.0))
-    cat_file, left = type(memory).cat_file, [2]
-
-    def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
-        if left[0]:
-            left[0] -= 1
-            raise OSError("503 slow down")
-        data: bytes = cat_file(self, *arguments, **keywords)
-        return data
-
-    monkeypatch.setattr(type(memory), "cat_file", flaky)
-    assert read_range(f"{URL}/a.tar", 512, 6) == b"text 0"
-    left[0] = 3
-    with pytest.raises(DatasetError, match=r"OSError: 503 slow down"):
-        read_range(f"{URL}/a.tar", 512, 6)
-    assert list_files(URL)["sub/c.tar"]["size"] == len(cat_file(memory, "/bucket/ten/sub/c.tar"))
-
-
 #: What stores answer to a request for ``whole[start:end]``.
 WRONG: dict[str, Callable[[bytes, int, int], bytes]] = {
     "whole": lambda whole, start, end: whole,
@@ -148,7 +115,7 @@ WRONG: dict[str, Callable[[bytes, int, int], bytes]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_store_that_answers_with_other_bytes(
-    wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+    wrong: str, uploaded: None, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
     monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0,))
@@ -171,7 +138,7 @@ def test_a_store_that_answers_with_other_bytes(
     assert refused == 10 if wrong != "cut" else refused
 
 
-def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_that_arrive_cut_off(uploaded: None, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0, 0.0))
     get_file, cuts = type(memory).get_file, [1]
 
@@ -193,25 +160,10 @@ class Shifted(Ranges):
     shift = 3
 
 
-@pytest.fixture
-def serve(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type], str]]:
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    prepare_dataset(ten, split_ratio="1,0,0")
-    with ExitStack() as servers:
-
-        def start(handler: type) -> str:
-            made = web_server(functools.partial(handler, directory=str(ten.parent)))
-            return f"{servers.enter_context(made)}/ten"
-
-        yield start
-
-
-def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
-    local, there = WebdatasetSource.open(ten), WebdatasetSource.open(serve(Ranges), shards=["a.tar", "b.tar"])
-    assert [SampleReader(there).sample(n).parts for n in range(7)] == [
-        SampleReader(local).sample(n).parts for n in range(7)
-    ]
+@pytest.mark.usefixtures("prepared")
+def test_over_http_with_ranges(serve: Callable[..., str], ten: Path) -> None:
+    local, there = (WebdatasetSource.open(path, shards=["a.tar", "b.tar"]) for path in (ten, f"{serve(Ranges)}/ten"))
+    assert parts_of(there, range(7)) == parts_of(local, range(7))
     (ten / "b.tar").unlink()
     there.store.close()
     with pytest.raises(MissingShardError, match=r"b\.tar"):
@@ -222,17 +174,16 @@ def test_over_http_with_ranges(serve: Callable[[type], str], ten: Path) -> None:
     ("handler", "reason"),
     [(Files, "status 200"), (Shifted, "asked for bytes 0-511, and answered with 'bytes 3-514")],
 )
-def test_a_server_that_does_not_give_the_range(serve: Callable[[type], str], handler: type, reason: str) -> None:
-    source = WebdatasetSource.open(serve(handler), shards=["a.tar"])
+@pytest.mark.usefixtures("prepared")
+def test_a_server_that_does_not_give_the_range(serve: Callable[..., str], handler: type, reason: str) -> None:
+    source = WebdatasetSource.open(f"{serve(handler)}/ten", shards=["a.tar"])
     source.store = ShardStore()
     with pytest.raises(FatalStorageError, match=reason) as caught:
         SampleReader(source).sample(0)
     assert "a.tar" in str(caught.value) and "nginx" in str(caught.value)
 
 
-def test_requests_grow_while_reads_are_neighbours_and_shrink_while_they_are_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_grow_while_reads_are_neighbours_and_shrink_else(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = list[int]()
     monkeypatch.setattr(remote_index, "read_range", lambda _, __, size: requests.append(size) or bytes(size))
     file = remote_index.RangeFile("http://there/a.tar", 1 << 30)
@@ -245,8 +196,9 @@ def test_requests_grow_while_reads_are_neighbours_and_shrink_while_they_are_not(
     assert requests == sorted(requests, reverse=True) and requests[-1] < 1 << 14
 
 
-def test_what_has_no_version_is_copied_each_time(serve: Callable[[type], str], ten: Path) -> None:
-    url = serve(Ranges)
+@pytest.mark.usefixtures("prepared")
+def test_what_has_no_version_is_copied_each_time(serve: Callable[..., str], ten: Path) -> None:
+    url = f"{serve(Ranges)}/ten"
     assert len(WebdatasetSource.open(url, shards=["a.tar"])) == 4
     (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: []}\n")
     assert (Path(local_meta(url)) / ".nv-meta/split.yaml").read_text() == "split_parts: {train: []}\n"
@@ -255,7 +207,7 @@ def test_what_has_no_version_is_copied_each_time(serve: Callable[[type], str], t
 @pytest.mark.parametrize(
     "url", ["simplecache::memory://bucket/ten", "reference::memory://refs.json", "zip://x::file:///x"]
 )
-def test_chained_urls_are_refused(upload: object, url: str) -> None:
+def test_chained_urls_are_refused(uploaded: None, url: str) -> None:
     """They make fsspec do other things than reading: write files, unpack, fill in templates that are programs."""
     for work in (WebdatasetSource.open, local_meta, list_files, lambda url: read_range(url, 0, 1)):
         with pytest.raises(DatasetError, match=r"chained URLs are not read[\s\S]*fix"):
@@ -263,15 +215,14 @@ def test_chained_urls_are_refused(upload: object, url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
-def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+def test_urls_that_nobody_reads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tries, "_UNKNOWN", ())
     with pytest.raises(DatasetError):
         local_meta(url)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "7", "\\udcff", "{", '{"split.yaml": [[]]}'])
-def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_of_copies_is_made_again(uploaded: None, tmp_path: Path, text: str) -> None:
     local_meta(URL)
     (record,) = (tmp_path / "cache").rglob("versions.json")
     record.write_text(text)
@@ -279,8 +230,12 @@ def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path
     assert record.read_text() != text
 
 
+def away(*_: Any, **__: Any) -> bytes:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+
 def test_a_store_that_is_away_is_waited_for_once(
-    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    uploaded: None, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not once for each way in which a loader tries to read a sample."""
     document = b"{sample_type: TextSample, field_map: {text: txt}}"
@@ -288,12 +243,9 @@ def test_a_store_that_is_away_is_waited_for_once(
     dataset = lib.get_train_dataset(
         URL,
         batch_size=1,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1),
+        worker_config=ALONE,
         reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False, requests=1)),
     )
-
-    def away(*_: Any, **__: Any) -> bytes:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
 
     with lib.get_savable_loader(dataset) as loader:
         batches = iter(loader)
@@ -307,13 +259,13 @@ def test_a_store_that_is_away_is_waited_for_once(
 
 
 def test_the_store_is_waited_for_anew_later(
-    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    uploaded: None, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cat_file, tries = type(memory).cat_file, list[str]()
 
-    def away(_: Any, path: str, **more: Any) -> bytes:
+    def noted(_: Any, path: str, **more: Any) -> bytes:
         tries.append(path)
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+        return away()
 
     def wait(url: str = f"{URL}/a.tar") -> float:
         began = clock.now
@@ -321,7 +273,7 @@ def test_the_store_is_waited_for_anew_later(
             read_range(url, 0, 6)
         return clock.now - began
 
-    monkeypatch.setattr(type(memory), "cat_file", away)
+    monkeypatch.setattr(type(memory), "cat_file", noted)
     assert wait() > 600
     tries.clear()
     assert wait() == 0 == wait("memory://bucket/other.tar") and len(tries) == 2
@@ -330,14 +282,11 @@ def test_the_store_is_waited_for_anew_later(
     assert wait() > 600
     monkeypatch.setattr(type(memory), "cat_file", cat_file)
     read_range(f"{URL}/a.tar", 0, 6)
-    monkeypatch.setattr(type(memory), "cat_file", away)
+    monkeypatch.setattr(type(memory), "cat_file", noted)
     assert wait() > 600, "it was there in between"
 
 
 def test_a_short_wait_at_the_start_shortens_no_later_one(clock: Clock) -> None:
-    def away() -> None:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
-
     with pytest.raises(FatalStorageError):
         tried(away, URL, None)
     began = clock.now

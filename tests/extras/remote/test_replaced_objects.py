@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import energon_lite as lib
@@ -19,8 +16,8 @@ from energon_lite.extras.remote import file_versions, range_cache, remote_files
 from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.prepare import prepare_dataset
-from tests.servers import Ranges, web_server
-from tests.testing import nightly_but
+from tests.servers import Ranges
+from tests.testing import alone, nightly_but
 
 SHARDS, EACH = 3, 20
 SAMPLES = SHARDS * EACH
@@ -57,21 +54,11 @@ class Versioned(Ranges):
 
 
 @pytest.fixture
-def serve(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_files, "_file_systems", {})
-    monkeypatch.setattr(remote_files, "_opened", {})
-    monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
+def served(serve: Callable[..., str], clients: None, make_tar: Any, tmp_path: Path) -> Callable[..., str]:
+    """``served(named=...)``: URL of a data set at a server with these attributes."""
     write(make_tar, "data", "old")
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
-    with ExitStack() as servers:
-
-        def start(**how: Any) -> str:
-            made = web_server(functools.partial(type("Answers", (Versioned,), how), directory=str(tmp_path)))
-            return f"{servers.enter_context(made)}/data"
-
-        yield start
+    return lambda **how: f"{serve(type('Answers', (Versioned,), how))}/data"
 
 
 def write(make_tar: Any, folder: str, text: str) -> None:
@@ -98,7 +85,7 @@ def loader_of(url: str, workers: int, **reading: Any) -> Any:
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
         virtual_epoch_length=SAMPLES // 5,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        worker_config=alone(workers),
         reading=lib.Reading(read_ahead=lib.ReadAhead(**reading)),
     )
     return lib.get_savable_loader(dataset, start_method="fork")
@@ -112,7 +99,7 @@ SERVERS = {"etag": {}, "last modified": {"named": ("Last-Modified",)}, "only in 
     nightly_but({0, 3, 5, 6, 9, 10}, itertools.product(SERVERS, ["ours", "fsspec"], [0, 2])),
 )
 def test_a_shard_that_is_replaced_ends_the_run(
-    serve: Callable[..., str],
+    served: Callable[..., str],
     make_tar: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +113,7 @@ def test_a_shard_that_is_replaced_ends_the_run(
     if not how.get("in_ranges", True):
         monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
         monkeypatch.setattr(file_versions, "_spare", [64.0])
-    url, texts = serve(**how), list[str]()
+    url, texts = served(**how), list[str]()
     with loader_of(url, workers, memory_bytes=1) as loader:
         batches = iter(loader)
         texts += next(batches).text
@@ -139,10 +126,10 @@ def test_a_shard_that_is_replaced_ends_the_run(
 
 @pytest.mark.parametrize("named", [("ETag",), ()], ids=["versions", "no versions"])
 def test_the_cache_folder_has_no_ranges_of_an_earlier_object(
-    serve: Callable[..., str], make_tar: Any, tmp_path: Path, named: tuple[str, ...]
+    served: Callable[..., str], make_tar: Any, tmp_path: Path, named: tuple[str, ...]
 ) -> None:
     """Of a store without versions nothing is kept in the folder."""
-    url, found = serve(named=named), list[list[str]]()
+    url, found = served(named=named), list[list[str]]()
     for _ in range(2):
         with loader_of(url, 0, folder=str(tmp_path / "ranges")) as loader:
             found.append([text for batch in loader for text in batch.text])
@@ -155,9 +142,9 @@ def test_the_cache_folder_has_no_ranges_of_an_earlier_object(
     ]
 
 
-def test_files_that_are_no_shards(serve: Callable[..., str], make_tar: Any, tmp_path: Path) -> None:
+def test_files_that_are_no_shards(served: Callable[..., str], make_tar: Any, tmp_path: Path) -> None:
     """Tables, and streams of single files, expect the version of which they were opened; then the newest one."""
-    path = f"{serve()}/1.tar"
+    path = f"{served()}/1.tar"
     for _ in range(2):
         size = size_of(path)
         assert read_bytes(path, 0, size) == (tmp_path / "data/1.tar").read_bytes()
@@ -166,15 +153,14 @@ def test_files_that_are_no_shards(serve: Callable[..., str], make_tar: Any, tmp_
             read_bytes(path, 0, size)
 
 
-def test_a_store_without_versions_in_its_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_versions_in_its_answers(memory: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as fsspec's in memory: its record is compared, for few reads of many."""
-    fs, asked = fsspec.filesystem("memory"), list[str]()
+    fs, asked = memory, list[str]()
     fs.pipe_file(bucket, b"x" * 1000)
     info = type(fs).info
     monkeypatch.setattr(type(fs), "info", lambda self, path: asked.append(path) or info(self, path))
     monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
     monkeypatch.setattr(file_versions, "_spare", [2.0])
-    monkeypatch.setattr(file_versions, "_known", {})
     for _ in range(160):
         read_range(bucket, 0, 10)
     assert 10 <= len(asked) <= 13

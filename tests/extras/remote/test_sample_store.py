@@ -1,9 +1,13 @@
-"""A store of samples changes no batch, whatever has happened to its files, and spares the work where it can."""
+"""A store of samples changes no batch, whatever happens to its files, its disk, its bucket and its writers; and spares
+the work where it can."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -12,25 +16,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon_lite import (
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
-from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.extras.remote import SampleStore
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.errors import DatasetError, FatalSampleError, UsageError
+from energon_lite.extras.remote import SampleStore, checked_bucket
+from energon_lite.extras.remote.coming_uses import ComingUses
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
+from energon_lite.order.shuffle import LeafOrder
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, examples, take
+from tests.testing import ALONE, alone, batches_of, damaged, examples, nightly_but
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,20 +49,16 @@ def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_next_epoch_makes_only_what_depends_on_it(
-    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], workers: int
+    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, workers: int
 ) -> None:
-    expected, calls = run(None)
+    _, calls = run(None)
     assert calls > 80
-    config = alone(workers)
-    batches, first = run(store_in(tmp_path, checked=0), config=config)
-    assert same(batches, expected)
+    store, config = store_in(tmp_path, checked=0), alone(workers)
+    assert made(store, config=config) <= calls - 20 or workers  # workers read ahead
+    # The sample that is left out, in each of three epochs, and what is read ahead.
+    assert made(store_in(tmp_path, checked=0), config=config) <= 3 + 9 * workers
     draws = sum(number % 4 in (1, 2) or number % 8 == 3 for number in range(32))
-    assert first <= calls - 20 or workers  # workers read ahead
-    again, calls = run(store_in(tmp_path, checked=0), config=config)
-    assert same(again, expected)
-    assert calls <= 3 + 9 * workers  # the sample that is left out, in each of three epochs, and what is read ahead
-    other, calls = run(store_in(tmp_path, checked=0), config=config, batch_size=5, count=6)
-    assert same(other, run(None, batch_size=5, count=6)[0])
+    calls = made(store_in(tmp_path, checked=0), config=config, batch_size=5, count=6)
     assert 0 < calls <= draws + 2 + 15 * workers
 
 
@@ -81,8 +78,7 @@ def test_ranks_share_samples_without_messages(
 
     def batches(rank: int, count: int, store: SampleStore | None) -> list[Any]:
         arguments: dict[str, Any] = {"worker_config": WorkerConfig(rank, 2), "task_encoder": Plain(calls)}
-        with get_savable_loader(get_train_dataset(leaf, batch_size=4, **arguments), sample_store=store) as loader:
-            return take(loader, count)
+        return batches_of(get_train_dataset(leaf, batch_size=4, **arguments), count, sample_store=store)
 
     def made(count: int) -> int:
         """How many samples are made by two ranks at the same time."""
@@ -127,68 +123,57 @@ class Unsteady(TaskEncoder):
 
 def test_hooks_that_change_are_noticed(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     dataset = get_train_dataset(leaf_of(8), worker_config=ALONE, batch_size=4, task_encoder=Unsteady())
-    with get_savable_loader(dataset, sample_store=store_in(tmp_path, checked=5)) as loader:
-        with pytest.raises(FatalSampleError, match="another sample than the hooks make now"):
-            take(loader, 8)
+    with pytest.raises(FatalSampleError, match="another sample than the hooks make now"):
+        batches_of(dataset, 8, sample_store=store_in(tmp_path, checked=5))
 
 
 def test_a_full_folder_keeps_what_comes_next(
-    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, same: Callable[..., bool]
+    made: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, _ = run(None)
     store = store_in(tmp_path, max_bytes=4000, checked=0)
-    assert same(run(store)[0], expected)
+    assert made(store)
     kept = files_in(tmp_path / "store")
     assert len(kept) > 3 and size_of(kept) <= 4000
-    again, calls = run(store)
-    assert same(again, expected) and calls < 80
-    assert size_of(files_in(tmp_path / "store")) <= 4000
+    assert made(store) < 80 and size_of(files_in(tmp_path / "store")) <= 4000
     assert caplog.text.count("is full; what is needed last is made each time") == 2  # once a loader
     # Samples of other hooks, which nobody uses any more, give way.
-    assert same(run(store_in(tmp_path, max_bytes=4000, version="2"))[0], expected)
+    assert made(store_in(tmp_path, max_bytes=4000, version="2"))
     assert not {*kept} <= {*files_in(tmp_path / "store")}
 
 
 @pytest.mark.parametrize(("copies", "most"), [(1, 0.9), (-1, 0.7)])
 def test_a_small_store_finds_what_comes_soon(
-    run: Callable[..., Any], tmp_path: Path, same: Callable[..., bool], copies: int, most: float
+    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, copies: int, most: float
 ) -> None:
     """A store of 15 % that kept the first samples would find 13 % of all. If samples are drawn, more can be found."""
     encoder, count = Plain(tmp_path / "calls"), 8 * 128
     arguments: dict[str, Any] = {"encoder": encoder, "batch_size": 1, "samples": 128, "count": count}
     arguments["shuffle_over_epochs_multiplier"] = copies
-    expected, _ = run(None, **arguments)
     run(store_in(tmp_path), **arguments)
     whole = size_of(files_in(tmp_path / "store"))
     shutil.rmtree(tmp_path / "store")
-    found, calls = run(store_in(tmp_path, max_bytes=int(0.15 * whole), checked=0), **arguments)
-    assert same(found, expected) and calls < most * count
+    assert made(store_in(tmp_path, max_bytes=int(0.15 * whole), checked=0), **arguments) < most * count
 
 
-def test_a_bucket_is_a_store(run: Callable[..., Any], bucket: str, same: Callable[..., bool]) -> None:
-    expected, most = run(None, count=8)
+def test_a_bucket_is_a_store(run: Callable[..., Any], made: Callable[..., int], memory: Any, bucket: str) -> None:
+    _, most = run(None, count=8)
     store = SampleStore(bucket, max_bytes=LARGE, checked=2)
-    assert same(run(store, count=8)[0], expected)
+    assert made(store, count=8)
     there = objects()
     assert len(there) == 31  # one is left out
-    again, calls = run(store, count=8)
-    assert same(again, expected) and calls <= 1 + 16
-    assert objects() == there
-    fs = fsspec.filesystem("memory")
+    assert made(store, count=8) <= 1 + 16 and objects() == there
     for name, contents in there.items():
-        fs.pipe_file(name, contents[:-1] + bytes([contents[-1] ^ 1]))
-    again, calls = run(store, count=8)
-    assert same(again, expected) and 32 <= calls <= most  # threads may have written some that are needed twice
+        memory.pipe_file(name, contents[:-1] + bytes([contents[-1] ^ 1]))
+    assert 32 <= made(store, count=8) <= most  # threads may have written some that are needed twice
     assert objects() == there
 
 
-def test_a_bucket_is_bounded(run: Callable[..., Any], bucket: str, tmp_path: Path, same: Callable[..., bool]) -> None:
+def test_a_bucket_is_bounded(made: Callable[..., int], bucket: str, tmp_path: Path) -> None:
     encoder = Plain(tmp_path / "calls")
     arguments: dict[str, Any] = {"encoder": encoder, "count": 3 * 800, "batch_size": 1, "samples": 800}
-    expected, _ = run(None, **arguments)
     store = SampleStore(bucket, max_bytes=256 * 8000, checked=0)  # two of the three or four samples in each of 256
     for _ in range(2):
-        assert same(run(store, **arguments)[0], expected)
+        assert made(store, **arguments)
         sizes = Counter[str]()
         for name, contents in objects().items():
             sizes[name.split("/")[3]] += len(contents)
@@ -238,3 +223,132 @@ def test_what_is_refused(tmp_path: Path) -> None:
         store_in(tmp_path, max_bytes=0)
     with pytest.raises(UsageError, match="checked is -1"):
         store_in(tmp_path, checked=-1)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(12))
+@given(st.data())
+def test_a_damaged_file_is_made_again(
+    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, data: st.DataObject
+) -> None:
+    run(store_in(tmp_path), count=8)
+    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
+        path.write_bytes(damaged(data, path.read_bytes()))
+    made(store_in(tmp_path), count=8)
+
+
+def test_a_bucket_that_fails_is_told_once(
+    made: Callable[..., int], bucket: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = checked_bucket.put_bytes
+
+    def full(url: str, name: str, data: bytes) -> None:
+        if data:
+            raise DatasetError("no space is left there", where=url)
+        put(url, name, data)
+
+    monkeypatch.setattr(checked_bucket, "put_bytes", full)
+    assert made(SampleStore(bucket, max_bytes=LARGE))
+    assert caplog.text.count("no space is left there") == 1
+    with pytest.raises(UsageError, match="nothing can be written"):
+        made(SampleStore("http://127.0.0.1:9/samples", max_bytes=LARGE))
+
+
+def test_a_full_disk_is_told_once(
+    made: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert made(store_in(tmp_path))
+    assert caplog.text.count("No space left on device") == 1
+    assert not files_in(tmp_path / "store")
+
+
+def test_a_disk_that_is_full_indeed(made: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk of 64 KiB, which root can make of memory: what it had room for is found."""
+    (disk := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs root, and a system that lets it mount")
+    try:
+        arguments: dict[str, Any] = {"encoder": Plain(tmp_path / "calls"), "samples": 64, "count": 32}
+        store = SampleStore(str(disk / "store"), max_bytes=LARGE, checked=0)
+        first = made(store, **arguments)
+        assert caplog.text.count("No space left on device") == 1
+        assert 0 < made(store, **arguments) < first
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+#: Kills of a test, and a seed: some each time, 10,000 in the night.
+@pytest.mark.parametrize(
+    ("kills", "seed"), nightly_but({0}, [(examples(20), 0), *((1000, seed) for seed in range(1, 11))])
+)
+def test_kills_leave_nothing_wrong(
+    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, kills: int, seed: int
+) -> None:
+    random = Random(seed)
+    began = time.monotonic()
+    run(store_in(tmp_path), count=8)
+    longest = 2 * (time.monotonic() - began)
+    for kill in range(1, kills + 1):
+        for path in files_in(tmp_path / "store"):
+            if random.random() < 0.3:
+                path.unlink()
+        child = os.fork()
+        if child == 0:
+            run(store_in(tmp_path), count=8)
+            os._exit(0)
+        time.sleep(random.random() * longest)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if kill % 50 == 0 or kill == kills:
+            made(store_in(tmp_path, checked=2), count=8)
+
+
+# -- what comes next ---------------------------------------------------------------------------------------------------
+
+
+def orders() -> st.SearchStrategy[tuple[Any, list[int]]]:
+    """Orders of all kinds, and the samples of their leaves."""
+    lengths = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+
+    def made(lengths: list[int], kind: int, copies: int | None, key: int) -> tuple[Any, list[int]]:
+        leaves = [LeafOrder(length, key + number, copies) for number, length in enumerate(lengths)]
+        shares = [1.0 + number for number in range(len(lengths))]
+        order: Any = ConcatOrder(lengths)
+        if kind == 1:
+            order = BlendOrder(leaves, shares, key)
+        if kind == 2:
+            order = EpochBlendOrder(leaves, shares, key)
+        if kind == 3:
+            order = BlendOrder(leaves, shares, key).rebased(
+                Rebase(100, tuple(7 * number for number in range(len(leaves))))
+            )
+        return order, lengths
+
+    return st.builds(made, lengths, st.integers(0, 3), st.sampled_from([1, 2, None]), st.integers(0, 99))
+
+
+@settings(max_examples=examples(200))
+@given(made=orders(), at=st.integers(0, 20_000), steps=st.lists(st.integers(0, 60), max_size=5))
+def test_next_uses_are_those_of_the_order(made: tuple[Any, list[int]], at: int, steps: list[int]) -> None:
+    order, lengths = made
+    uses = ComingUses(order, lengths)
+    end = order.bounds(0)[1] if isinstance(order, ConcatOrder) else sys.maxsize
+    at = at % end if end < sys.maxsize else at + (100 if order.rebase else 0)
+    for position in np.cumsum([at, *steps]):
+        coming = order.lookup((position + np.arange(6 * sum(lengths))) % end)
+        rows = list(zip(coming.leaf.tolist(), coming.index.tolist(), strict=True))
+        far = uses.after(*coming.rows()[0])
+        assert far == (rows.index(rows[0], 1) if far < math.inf else far)
+        assert far < math.inf or rows[0] not in rows[1 : 2 * sum(lengths)]
+        every = [(leaf, index) for leaf, length in enumerate(lengths) for index in range(length)]
+        leaf, index = np.array(every).T
+        for sample, distance in zip(every, uses.of(leaf, index, np.full(len(leaf), -1)).tolist(), strict=True):
+            assert distance == (rows.index(sample) if distance < math.inf else distance)
+            assert distance < math.inf or sample not in rows[: 2 * sum(lengths)]

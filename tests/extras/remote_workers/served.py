@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from energon_lite import SavableDataset
+from energon_lite import SavableDataset, WorkerConfig, get_savable_loader
 from energon_lite.extras.remote_workers import JobServer, TcpWorkers
+from tests.testing import ALONE, until
 
 
 class Served:
@@ -71,3 +72,20 @@ def serving(dataset: SavableDataset, workers: int = 2, **options: Any) -> Iterat
         if served.process.is_alive():
             served.signal(signal.SIGCONT)
         served.kill()
+
+
+@contextmanager
+def served_loader(
+    dataset: Callable[[WorkerConfig], SavableDataset], local: int = 0, workers: int = 2, **tcp: Any
+) -> Iterator[Any]:
+    """A loader of what ``dataset`` makes, with workers of a server, and local ones."""
+    with serving(dataset(ALONE), workers) as served:
+        with get_savable_loader(dataset(WorkerConfig(0, 1, local, workers=served.tcp(**tcp)))) as loader:
+            yield loader
+
+
+def pool_with(loader: Any, workers: int) -> Any:
+    """The pool of a loader, when it has so many workers."""
+    pool = loader._workers.executor()
+    assert until(lambda: (pool.load(), len(pool._workers) == workers)[1])
+    return pool

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from tests.testing import ALONE
+from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_train_dataset
+from tests.testing import ALONE, batches_of
 
 
 class Slow(TaskEncoder):
@@ -25,18 +25,13 @@ class Slow(TaskEncoder):
 
 
 def dataset_of(leaf: Path, config: WorkerConfig, seconds: float = 0.002, **options: Any) -> SavableDataset:
-    arguments = {"batch_size": 2, "repeat": False} | options
-    return get_train_dataset(leaf, worker_config=config, task_encoder=Slow(seconds), **arguments)
+    arguments = {"batch_size": 2, "repeat": False, "task_encoder": Slow(seconds)} | options
+    return get_train_dataset(leaf, worker_config=config, **arguments)
 
 
 def digest(batch: Any) -> tuple[Any, ...]:
     return (*batch["__key__"], float(batch["x"].double().sum()))
 
 
-def expected_of(leaf: Path, **options: Any) -> list[Any]:
-    with get_savable_loader(dataset_of(leaf, ALONE, 0.0, **options)) as loader:
-        return [digest(batch) for batch in loader]
-
-
-def with_encoder(encoder: TaskEncoder, leaf: Path, config: WorkerConfig) -> SavableDataset:
-    return get_train_dataset(leaf, worker_config=config, task_encoder=encoder, batch_size=2, repeat=False)
+def expected_of(leaf: Path, count: int | None = None, **options: Any) -> list[Any]:
+    return [digest(batch) for batch in batches_of(dataset_of(leaf, ALONE, 0.0, **options), count)]

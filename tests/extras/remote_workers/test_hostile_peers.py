@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_train_dataset
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
@@ -30,7 +30,7 @@ from energon_lite.extras.remote_workers.tcp_workers import answers_in
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure
 from tests.extras.remote_workers.served import serving
-from tests.testing import ALONE, examples, nightly_but, until
+from tests.testing import ALONE, batches_of, examples, nightly_but, until
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)
@@ -191,26 +191,26 @@ def test_fuzzed_answers(count: int, seed: int) -> None:
     assert 0 < fine < count
 
 
+def _dataset(leaf: Path, config: WorkerConfig = ALONE, **options: Any) -> SavableDataset:
+    return get_train_dataset(leaf, worker_config=config, **{"batch_size": 4} | options)
+
+
 @pytest.mark.parametrize("count", nightly_but({0}, [60, 100_000]))
 def test_a_server_outlives_and_counts_what_comes(leaf_of: Any, count: int) -> None:
-    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
     draw, (honest, _) = random.Random(count), _honest_handshake()
-    with serving(dataset) as served:
+    with serving(_dataset(leaf_of(50))) as served:
         for _ in range(count):
             with socket.create_connection(("127.0.0.1", served.port)) as connection:
                 with suppress(OSError):  # the server has closed it already
                     connection.sendall(_hostile(draw, honest))
                     connection.shutdown(socket.SHUT_WR)
         assert until(lambda: served.refused == count)
-        with get_savable_loader(
-            get_train_dataset(leaf_of(50), batch_size=4, worker_config=WorkerConfig(0, 1, workers=served.tcp()))
-        ) as loader:
-            next(iter(loader))
+        assert batches_of(_dataset(leaf_of(50), WorkerConfig(0, 1, workers=served.tcp())), 1)
 
 
 def test_a_server_outlives_and_counts_frames_of_trainers(leaf_of: Any) -> None:
     """Of a trainer that knows the secret, and then sends what is no job."""
-    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
+    dataset = _dataset(leaf_of(50))
     runs = dataset.resolved
     card = run_card(runs.identity.to_plain(), runs.runner()) | {"max_bytes": AGREED, "trace": False}
     draw, honest, counted = random.Random(3), _honest_frame(), 0
@@ -239,33 +239,28 @@ class Other(Sized):
     pass
 
 
-def _refused(leaf: Path, tmp_path: Path, here: Any, there: Any, **arguments: Any) -> str:
-    """The error of a loader whose only server refuses it."""
-    options = {"batch_size": 4, "task_encoder": here} | arguments
-    secrets = []
-    for name in ("ours", "theirs"):
-        secrets.append(tmp_path / name)
-        secrets[-1].write_text(name * 20 if arguments.get("differ") else "same" * 20)
-    options.pop("differ", None)
-    dataset = get_train_dataset(leaf, worker_config=ALONE, batch_size=4, task_encoder=there)
-    with serving(dataset, secret=secrets[1].read_bytes()) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp(secret_file=secrets[0]))
-        loader = get_savable_loader(get_train_dataset(leaf, worker_config=config, **options))
-        with loader, pytest.raises(UsageError) as caught:
-            next(iter(loader))
-    return str(caught.value)
-
-
-def test_other_runs_are_refused_by_name(leaf_of: Any, tmp_path: Path) -> None:
-    leaf = leaf_of(50)
-    assert "self.size is 1 at the trainer and 2 here" in _refused(leaf, tmp_path, Sized(1), Sized(2))
-    assert "the task encoder is Other at the trainer and Sized here" in _refused(leaf, tmp_path, Other(1), Sized(1))
-    assert "batch_size: 5 at the trainer, 4 here" in _refused(leaf, tmp_path, Sized(1), Sized(1), batch_size=5)
-    assert "does not know the secret" in _refused(leaf, tmp_path, Sized(1), Sized(1), differ=True)
+@pytest.mark.parametrize(
+    ("options", "secret", "said"),
+    [
+        ({"task_encoder": Sized(1)}, "s" * 20, "self.size is 1 at the trainer and 2 here"),
+        ({"task_encoder": Other(2)}, "s" * 20, "the task encoder is Other at the trainer and Sized here"),
+        ({"batch_size": 5}, "s" * 20, "batch_size: 5 at the trainer, 4 here"),
+        ({}, "t" * 20, "does not know the secret"),
+    ],
+)
+def test_other_runs_are_refused_by_name(
+    leaf_of: Any, tmp_path: Path, options: dict[str, Any], secret: str, said: str
+) -> None:
+    (tmp_path / "secret").write_text(secret)
+    there: dict[str, Any] = {"task_encoder": Sized(2)}
+    with serving(_dataset(leaf_of(50), **there), secret=b"s" * 20) as served:
+        config = WorkerConfig(0, 1, workers=served.tcp(secret_file=tmp_path / "secret"))
+        with pytest.raises(UsageError, match=said):
+            batches_of(_dataset(leaf_of(50), config, **there | options), 1)
 
 
 def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
-    runs = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE, task_encoder=Sized(1)).resolved
+    runs = _dataset(leaf_of(50), task_encoder=Sized(1)).resolved
     card = run_card(runs.identity.to_plain(), runs.runner())
     check_card(card, card, runs.identity)
     for change, text in (
@@ -286,7 +281,7 @@ def test_another_version_of_the_protocol_is_refused() -> None:
 
 
 def test_nothing_is_served_openly(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(50), batch_size=4, worker_config=ALONE)
+    dataset = _dataset(leaf_of(50))
     with pytest.raises(UsageError, match="without a secret or TLS"):
         JobServer(dataset, "0.0.0.0", 0)
     with JobServer(dataset, "0.0.0.0", 0, secret=b"s" * 16):
@@ -302,9 +297,10 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
     with pytest.raises(UsageError, match="secret is unknown"):
         TcpWorkers.from_text("tcp://host:70?secret=abc")
     (tmp_path / "short").write_text("abc")
-    config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"))
-    with pytest.raises(UsageError, match="a secret of 3 bytes"):
-        next(iter(get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))))
-    config = WorkerConfig(0, 1, workers="carrier-pigeon://loft")
-    with pytest.raises(UsageError, match="no workers of the kind 'carrier-pigeon'"):
-        get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))
+    for workers, said in (
+        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"), "a secret of 3 bytes"),
+        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"), "the file of the secret cannot be read"),
+        ("carrier-pigeon://loft", "no workers of the kind 'carrier-pigeon'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            batches_of(_dataset(leaf_of(7), WorkerConfig(0, 1, workers=workers)), 1)

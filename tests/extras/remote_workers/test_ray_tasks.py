@@ -16,11 +16,13 @@ from energon_lite.storage import sharded_work as job_work
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_work import Outcome, Work
 from tests.servers import ray_cluster
-from tests.testing import invoke, output_of, text_dataset, write_tar
+from tests.testing import invoke, output_of, text_dataset, until, write_tar
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 HERE = "tests.extras.remote_workers.test_ray_tasks"
+PREPARE = ["prepare", "--non-interactive", "--split-ratio", "8,1,1", "--sample-type", "TextSample"]
+PREPARE += ["--field-map", '{"text": "txt"}']
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +87,7 @@ def test_files_are_those_of_one_process(cluster: Any, tmp_path: Path, idle: Call
             tmp_path / f"raw/{shard}.tar",
             [(f"a-{n:04}", {"txt": b"x" * n}) for n in range(40 * shard, 40 * shard + 40)],
         )
-    options = ["--split-ratio", "8,1,1", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
-    commands = [["prepare", "--non-interactive", *options], ["measure", "--task-encoder", f"{HERE}:Letters"]]
-    commands += [["measure", "--column", "bytes=txt"]]
+    commands = [PREPARE, ["measure", "--task-encoder", f"{HERE}:Letters"], ["measure", "--column", "bytes=txt"]]
     expected = _results(tmp_path / "raw", *([*command, "--num-workers", "1"] for command in commands))
     idle("energon_lite")
     assert _results(tmp_path / "raw", *([*command, "--ray"] for command in commands)) == expected
@@ -128,46 +128,24 @@ def test_tokenize_writes_what_one_process_writes(cluster: Any, tmp_path: Path, i
     assert len(list(tmp_path.glob("one/*.tar"))) == 8
 
 
-@pytest.fixture
-def dying(cluster: Any) -> Iterator[Callable[..., dict[str, bytes]]]:
-    """``dying(glob, folder, command)``: files that a command on Ray makes, two nodes being killed when it has so many
-    results."""
-
-    def run(many: Callable[[Path], bool], folder: Path, *command: object) -> dict[str, bytes]:
-        found = list[dict[str, bytes]]()
-        thread = Thread(target=lambda: found.append(_results(folder, [*command, "--ray"])))
-        thread.start()
-        deadline = time.monotonic() + 300
-        while not many(folder.parent / "copy"):
-            assert thread.is_alive() and time.monotonic() < deadline
-            time.sleep(0.01)
+@pytest.mark.parametrize("command", [["measure", "--task-encoder", f"{HERE}:Slow"], PREPARE], ids=lambda one: one[0])
+def test_nodes_that_are_killed_in_the_middle_cost_nothing(tmp_path: Path, cluster: Any, command: list[str]) -> None:
+    """Two, when the command has two results."""
+    data, found = tmp_path / "data", list[dict[str, bytes]]()
+    if command is PREPARE:
+        for shard in range(60):
+            write_tar(data / f"{shard:02}.tar", [(f"a-{shard}-{n}", {"txt": b"x" * n}) for n in range(2000)])
+    else:
+        text_dataset(data, 4000, shards=2, prefix="a-")
+    expected = _results(data, [*command, "--num-workers", 1])
+    thread = Thread(target=lambda: found.append(_results(data, [*command, "--ray"])))
+    thread.start()
+    assert until(lambda: not thread.is_alive() or len([*tmp_path.glob("copy/.nv-meta/**/*.result")]) >= 2, 300)
+    try:
         for node in sorted(cluster.worker_nodes, key=str)[2:]:
             cluster.remove_node(node, allow_graceful=False)
         thread.join()
-        return found[0]
-
-    yield run
-    for _ in range(4 - len(cluster.worker_nodes)):
-        cluster.add_node(num_cpus=1)
-
-
-def test_nodes_that_are_killed_in_the_middle_cost_nothing(
-    tmp_path: Path, dying: Callable[..., dict[str, bytes]]
-) -> None:
-    text_dataset(tmp_path / "data", 4000, shards=2, prefix="a-")
-    command = ["measure", "--task-encoder", f"{HERE}:Slow"]
-    expected = _results(tmp_path / "data", [*command, "--num-workers", 1])
-    found = dying(lambda copy: len([*copy.glob(".nv-meta/**/*.result")]) >= 2, tmp_path / "data", *command)
-    assert found == expected
-
-
-def test_nodes_that_are_killed_while_they_prepare_cost_nothing(
-    tmp_path: Path, dying: Callable[..., dict[str, bytes]]
-) -> None:
-    for shard in range(60):
-        write_tar(tmp_path / f"raw/{shard:02}.tar", [(f"a-{shard}-{n}", {"txt": b"x" * n}) for n in range(2000)])
-    options = ["--split-ratio", "8,1,1", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
-    command = ["prepare", "--non-interactive", *options]
-    expected = _results(tmp_path / "raw", [*command, "--num-workers", 1])
-    found = dying(lambda copy: len([*copy.glob(".nv-meta/**/*.result")]) >= 2, tmp_path / "raw", *command)
-    assert found == expected
+    finally:
+        for _ in range(4 - len(cluster.worker_nodes)):
+            cluster.add_node(num_cpus=1)
+    assert found == [expected]

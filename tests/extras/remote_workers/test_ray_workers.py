@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,16 +25,19 @@ from hypothesis import strategies as st
 
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import EnergonLiteError, UsageError
-from energon_lite.extras.remote_workers import RayWorkers, ray_workers
+from energon_lite.extras.remote_workers import RayWorkers, ray_workers, tcp_workers
+from energon_lite.extras.remote_workers.handshake import RefusedError, join
+from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.tcp_workers import TcpHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
-from tests.core.laws.kinds import KINDS, Noise, Pipeline, training
-from tests.extras.remote_workers.served import serving
+from tests.core.laws.kinds import KINDS, Pipeline
+from tests.extras.remote_workers.served import pool_with, serving
 from tests.servers import ray_cluster
-from tests.testing import ALONE, examples, take, until
+from tests.testing import ALONE, batches_of, examples, take, until
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
+ONE_ACTOR = WorkerConfig(0, 1, workers=RayWorkers(1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +72,13 @@ class Patient(Drawn):
         return super().encode_sample(sample)
 
 
-class Packs(Drawn):
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
-
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        return {"__key__": "+".join(s["__key__"] for s in samples), "x": torch.stack([s["x"] for s in samples]).sum(0)}
-
-
 def _dataset(leaf: Path, encoder: TaskEncoder, config: WorkerConfig) -> SavableDataset:
-    packing = {"packing_buffer_size": 12} if isinstance(encoder, Packs) else {}
-    return get_train_dataset(leaf, worker_config=config, task_encoder=encoder, batch_size=2, **packing)
+    return get_train_dataset(leaf, worker_config=config, task_encoder=encoder, batch_size=2)
 
 
-@pytest.mark.parametrize("encoder", [Drawn(), Packs()])
-def test_actors_make_the_same_batches(
-    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], encoder: TaskEncoder
-) -> None:
-    with get_savable_loader(_dataset(leaf_of(50), encoder, ALONE)) as loader:
-        expected = take(loader, 30)
-        after = loader.save_state_rank()
-    workers = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
-    with get_savable_loader(_dataset(leaf_of(50), encoder, WorkerConfig(0, 1, workers=workers))) as loader:
-        batches = take(loader, 30)
-        assert same(batches, expected) and loader.save_state_rank() == after
-        batches[0]["x"].zero_()
+def _plain(leaf: Path, count: int) -> list[Any]:
+    """Batches of a run without actors."""
+    return batches_of(_dataset(leaf, Drawn(), ALONE), count)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,15 +126,12 @@ def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[
         pool._send = noting
         iterator, batches = iter(loader), list[Any]()
         assert until(lambda: (batches.append(next(iterator)), min(makers[TcpHandle], makers[LocalHandle]) > 20)[1])
-    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
-        assert same(batches, take(loader, len(batches)))
+    assert same(batches, _plain(leaf_of(50), len(batches)))
 
 
 def test_a_killed_actor_a_killed_node_and_a_killed_receiver_cost_nothing(
     cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]
 ) -> None:
-    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
-        expected = take(loader, 80)
     workers = RayWorkers(2, 2, resources={"CPU": 2, "cpu_node": 1})  # one on each node
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 20)
@@ -161,7 +144,8 @@ def test_a_killed_actor_a_killed_node_and_a_killed_receiver_cost_nothing(
         assert loader.stats()["worker_deaths"] >= 1
         pool._source._process.kill()  # the receiver
         batches += take(loader, 20)
-    assert same(batches, expected)
+    assert same(batches, _plain(leaf_of(50), 80))
+    batches[0]["x"].zero_()
 
 
 def _actor_of(pool: Any, worker: Any) -> Any:
@@ -173,26 +157,6 @@ def _place_of(pool: Any, worker: Any) -> tuple[int, str]:
     """Process of an actor, and its node."""
     look = _actor_of(pool, worker).__ray_call__
     return ray.get(look.remote(lambda _: (os.getpid(), ray.get_runtime_context().get_node_id())), timeout=60)
-
-
-def test_the_step_after_5000_comes_next(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
-    """Actors that are busy, and ahead, are killed, and the run goes on with servers, actors and local workers."""
-    build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
-    actors = RayWorkers(2, 2, resources={"CPU": 1, "cpu_node": 1})
-    with get_savable_loader(build(WorkerConfig(0, 1, workers=actors))) as loader:
-        batches = iter(loader)
-        take(batches, 5000)
-        state = loader.save_state_rank()
-        pool: Any = loader._workers.executor()
-        for worker in pool._workers:
-            ray.kill(_actor_of(pool, worker))
-    with get_savable_loader(build(ALONE)) as loader:
-        expected = take(loader, 5020)[5000:]
-    with serving(build(ALONE)) as served:
-        for workers, local in ((served.tcp(), 0), (actors, 0), (None, 2)):
-            with get_savable_loader(build(WorkerConfig(0, 1, local, workers=workers))) as loader:
-                loader.restore_state_rank(state)
-                assert same(take(loader, 20), expected)
 
 
 def test_actors_come_while_they_are_needed(cluster: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +249,7 @@ def test_an_epoch_under_fire(
         with get_savable_loader(dataset(WorkerConfig(0, 1, local, workers=workers), Patient())) as loader:
             iterator = iter(loader)
             batches.append(next(iterator))
-            pool: Any = loader._workers.executor()
-            assert until(lambda: (pool.load(), len(pool._workers) == 3 + local)[1])
+            pool = pool_with(loader, 3 + local)
             spared = pool._workers[local]
             home, began = _place_of(pool, spared)[1], time.monotonic()
             for batch in iterator:
@@ -303,8 +266,7 @@ def test_an_epoch_under_fire(
     finally:
         if fire is not None:
             fire.end()
-    with get_savable_loader(dataset(ALONE, Drawn())) as loader:
-        assert same(batches, list(loader))
+    assert same(batches, batches_of(dataset(ALONE, Drawn())))
     assert fire is not None and fire.hits > 5
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fire.pids.values()))
     assert max(waits) < 1.0 + 10 * max(waits[20:39])  # a second, and what this machine needs without the fire
@@ -340,8 +302,6 @@ class Gated(Drawn):
 def test_actors_get_jobs_when_they_have_started(
     cluster: Any, leaf_of: Any, tmp_path: Path, same: Callable[[Any, Any], bool]
 ) -> None:
-    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
-        expected = take(loader, 40)
     config = WorkerConfig(0, 1, workers=RayWorkers(2, 2))
     with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path), config)) as loader:
         batches = take(loader, 20)
@@ -349,16 +309,14 @@ def test_actors_get_jobs_when_they_have_started(
         assert len(pool._workers) == 1 and loader.stats()["worker_deaths"] == 0
         (tmp_path / "gate").touch()
         batches += take(loader, 20)
-    assert same(batches, expected)
+    assert same(batches, _plain(leaf_of(50), 40))
 
 
 def test_actors_that_end_at_their_start_are_told(
     cluster: Any, leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = WorkerConfig(0, 1, workers=RayWorkers(1, 1))
-    with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path, ends=True), config)) as loader:
-        with pytest.raises(UsageError, match=r"3 in a row ended at their start(.|\n)*ray logs"):
-            take(loader, 1)
+    with pytest.raises(UsageError, match=r"3 in a row ended at their start(.|\n)*ray logs"):
+        batches_of(_dataset(leaf_of(50), Gated(tmp_path, ends=True), ONE_ACTOR), 1)
     assert caplog.text.count("in a row ended at their start") == 1
 
 
@@ -366,12 +324,51 @@ def test_local_workers_go_on_without_actors(
     cluster: Any, leaf_of: Any, caplog: pytest.LogCaptureFixture, same: Callable[[Any, Any], bool]
 ) -> None:
     """Ray refuses these actors before it starts a process, so that their ends take no time."""
-    with get_savable_loader(_dataset(leaf_of(50), Drawn(), ALONE)) as loader:
-        expected = take(loader, 20)
     config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"cpu_node": -1}))
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), config)) as loader:
         batches = take(loader, 10)
         pool: Any = loader._workers.executor()
         assert until(lambda: pool._source._failed > 3, 300)  # tries go on, less often
-        assert same(batches + take(loader, 10), expected)
+        assert same(batches + take(loader, 10), _plain(leaf_of(50), 20))
     assert caplog.text.count("3 actors of Ray in a row ended at their start") == 1
+
+
+# -- actors as servers -------------------------------------------------------------------------------------------------
+
+
+def test_an_actor_works_for_its_trainer_only(cluster: Any, leaf_of: Any) -> None:
+    runs = _dataset(leaf_of(50), TaskEncoder(), ALONE).resolved
+    card = run_card(runs.identity.to_plain(), runs.runner()) | {"max_bytes": 1 << 20, "trace": False}
+    actor = ray.remote(ray_workers.Worker).remote(runs.runner(), 7, b"s" * 32, card)
+    host, _, port = ray.get(actor.ready.remote(), timeout=60).rpartition(":")
+
+    def told(secret: bytes, **change: Any) -> Any:
+        with socket.create_connection((host, int(port))) as connection:
+            return join(connection, secret, card | change, 60.0)
+
+    with pytest.raises(RefusedError, match="does not know the secret"):
+        told(b"t" * 32)
+    with pytest.raises(RefusedError, match="the seed is 7 at the trainer"):
+        told(b"s" * 32, seed="7")
+    assert told(b"s" * 32) == {"workers": 1}
+    ray.kill(actor)
+
+
+def test_actors_with_other_packages_are_refused_by_name(
+    cluster: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(*arguments: Any) -> dict[str, Any]:
+        card = run_card(*arguments)
+        return card | {"environment": card["environment"] | {"torch": "0.1"}}
+
+    monkeypatch.setattr(tcp_workers, "run_card", other)
+    with pytest.raises(UsageError, match=r"torch is 0\.1 at the trainer and \d"):
+        batches_of(_dataset(leaf_of(50), TaskEncoder(), ONE_ACTOR), 1)
+
+
+def test_actors_that_cannot_be_reached_are_told(cluster: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "_CALM", 0.1)
+    monkeypatch.setattr(ray_workers, "_CONNECTED", 0.5)
+    monkeypatch.setattr(ray_workers.RaySource, "connect_to", lambda *_: None)
+    with pytest.raises(UsageError, match=r"no connection to [\d.:]+ was made in 0\.5 s(.|\n)*`ray status`"):
+        batches_of(_dataset(leaf_of(50), TaskEncoder(), ONE_ACTOR), 1)

@@ -17,8 +17,8 @@ from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote_workers import TcpWorkers
 from tests.core.laws.kinds import KINDS, Noise, Pipeline, training, validation
-from tests.extras.remote_workers.served import serving
-from tests.testing import ALONE, examples, take, until
+from tests.extras.remote_workers.served import pool_with, serving
+from tests.testing import ALONE, batches_of, examples, take, until
 
 #: Local workers, their start method, and whether there are others behind TCP.
 WAYS = [(1, "thread", False), (1, "fork", False), (0, "fork", True), (2, "fork", True), (1, "thread", True)]
@@ -38,8 +38,7 @@ def _run(build: Callable[[WorkerConfig], Any], way: Any, tcp: Any, count: int, s
         try:
             batches = take(loader, 1)
             if elsewhere:  # local workers alone would make all of so few batches
-                pool: Any = loader._workers.executor()
-                assert until(lambda: (pool.load(), len(pool._workers) == workers + 2)[1])
+                pool_with(loader, workers + 2)
             return batches + take(loader, count - 1), loader.save_state_rank()
         except EnergonLiteError as error:  # hooks that give no batch, in every way alike
             return [type(error), str(error)], None
@@ -68,12 +67,9 @@ def test_any_worker_makes_the_same_batches(
 
 def test_a_validation_ends_alike(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
     build = validation(leaf_of(50), batch_size=4, task_encoder=Noise())
-    with get_savable_loader(build(WorkerConfig(0, 1))) as loader:
-        expected = list(loader)
-    with serving(build(WorkerConfig(0, 1))) as served:
+    with serving(build(ALONE)) as served:
         for workers in (served.tcp(), f"tcp://{served.address}"):
-            with get_savable_loader(build(WorkerConfig(0, 1, workers=workers))) as loader:
-                assert same(list(loader), expected)
+            assert same(batches_of(build(WorkerConfig(0, 1, workers=workers))), batches_of(build(ALONE)))
 
 
 def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:

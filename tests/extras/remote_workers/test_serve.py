@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, command, take, text_dataset, until
+from tests.testing import ALONE, batches_of, command, free_port, take, text_dataset, until
+
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
     import sys
@@ -124,21 +129,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
     def files(own: str) -> TlsFiles:
-        return TlsFiles(
-            certificate=certificates / f"{own}cert.pem",
-            key=certificates / f"{own}key.pem",
-            authority=certificates / "ca.pem",
-        )
+        certificate, key = certificates / f"{own}cert.pem", certificates / f"{own}key.pem"
+        return TlsFiles(certificate=certificate, key=key, authority=certificates / "ca.pem")
 
     def dataset(config: WorkerConfig) -> Any:
         return get_train_dataset(leaf_of(50), batch_size=4, worker_config=config, task_encoder=Noise())
 
-    with get_savable_loader(dataset(ALONE)) as loader:
-        expected = take(loader, 12)
+    expected = batches_of(dataset(ALONE), 12)
     with serving(dataset(ALONE), tls=files("")) as served:
         config = WorkerConfig(0, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=files("")))
-        with get_savable_loader(dataset(config)) as loader:
-            assert same(take(loader, 12), expected)
+        assert same(batches_of(dataset(config), 12), expected)
         for wrong in (files("strange-"), None):
             before = served.refused
             config = WorkerConfig(0, 1, 1, workers=TcpWorkers([f"localhost:{served.port}"], tls=wrong))
@@ -149,8 +149,75 @@ def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
                 assert len(pool._workers) == 1
 
 
-def test_both_sides_need_the_files(tmp_path: Path, leaf_of: Any) -> None:
-    config = WorkerConfig(0, 1, workers=TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"))
-    loader = get_savable_loader(get_train_dataset(leaf_of(7), batch_size=2, worker_config=config))
-    with pytest.raises(UsageError, match="the file of the secret cannot be read"):
-        next(iter(loader))
+# -- the examples for Slurm and Kubernetes, at toy size: one machine stands for all ------------------------------------
+
+
+EXAMPLES = ROOT / "examples" / "machines"
+#: A training that prints the keys of its batches, all of which are made elsewhere.
+TRAINING = """
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.extras.remote_workers import TcpWorkers
+
+def make_dataset(config):
+    return get_train_dataset({data!r}, worker_config=config, batch_size=2, repeat=False)
+
+if __name__ == "__main__":
+    config = WorkerConfig(0, 1, workers=TcpWorkers({servers}, secret_file={secret!r}))
+    with get_savable_loader(make_dataset(config)) as loader:
+        print(sorted(key for batch in loader for key in batch.__key__))
+"""
+
+
+def _folder(tmp_path: Path, data: Path, servers: str, secret: str) -> dict[str, str]:
+    """Write the training; return the environment of its processes."""
+    (tmp_path / "my_train.py").write_text(TRAINING.format(data=str(data), servers=servers, secret=secret))
+    for name, text in (("scontrol", "echo localhost\n"), ("srun", 'shift\nexec "$@"\n')):
+        (tmp_path / name).write_text("#!/bin/bash\n" + text)
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
+
+
+def _output(command: list[str], tmp_path: Path, environment: dict[str, str]) -> str:
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert not run.returncode, run.stderr
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_slurm(tmp_path: Path, leaf_of: Any) -> None:
+    environment = _folder(tmp_path, leaf_of(7), 'file="servers.txt"', "secret")
+    job = {"SLURM_JOB_ID": str(free_port() - 20_000), "SLURM_JOB_NODELIST_HET_GROUP_1": "localhost"}
+    command = ["bash", str(EXAMPLES / "slurm.sbatch"), "my_train.py", "my_train:make_dataset"]
+    assert _output(command, tmp_path, environment | job) == f"{[f'a-{n}' for n in range(7)]}\n"
+
+
+@contextmanager
+def _started(command: list[str], tmp_path: Path, environment: dict[str, str]) -> Iterator[None]:
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_kubernetes(tmp_path: Path, leaf_of: Any) -> None:
+    service, deployment = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    name, port, secret = service["metadata"]["name"], service["spec"]["ports"][0]["port"], "/secret/secret"
+    assert f'TcpWorkers(["{name}:{port}"], secret_file="{secret}")' in (EXAMPLES / "kubernetes.yaml").read_text()
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+    here = {f"0.0.0.0:{port}": f"127.0.0.1:{free_port()}", secret: str(tmp_path / "secret"), "32": "1"}
+    environment = _folder(tmp_path, leaf_of(7), f"[{here[f'0.0.0.0:{port}']!r}]", here[secret])
+    (tmp_path / "secret").write_text(secrets.token_hex(32))
+    command = [here.get(word, word) for word in [*container["command"], *container["args"]]]
+    with _started(command, tmp_path, environment):
+        said = _output([sys.executable, "my_train.py"], tmp_path, environment)
+    assert said == f"{[f'a-{n}' for n in range(7)]}\n"

@@ -14,36 +14,33 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_lite import SavableDataset, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataset, WorkerConfig, get_train_dataset
 from energon_lite.extras.remote_workers import mixed_pool
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.transport import PipeChannel
-from tests.extras.remote_workers.served import serving
-from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of, with_encoder
-from tests.testing import ALONE, in_time, take, text_dataset, until
+from tests.extras.remote_workers.served import pool_with, served_loader
+from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of
+from tests.testing import ALONE, batches_of, in_time, take, text_dataset
 
 
 def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
     """The kind of worker that made each batch, in a run whose jobs and steps take so long; batches are as alone."""
-    makers, found = list[str](), list[Any]()
-    with serving(dataset_of(leaf, ALONE, seconds, batch_size=1, repeat=True)) as served:
-        config = WorkerConfig(0, 1, local, workers=served.tcp(**tcp))
-        with get_savable_loader(dataset_of(leaf, config, seconds, batch_size=1, repeat=True)) as loader:
-            pool: Any = loader._workers.executor()
-            send: Callable[..., None] = pool._send
+    makers, found, options = list[str](), list[Any](), {"batch_size": 1, "repeat": True}
+    with served_loader(lambda config: dataset_of(leaf, config, seconds, **options), local, **tcp) as loader:
+        pool: Any = loader._workers.executor()
+        send: Callable[..., None] = pool._send
 
-            def noting(worker: Any, tickets: Any) -> None:
-                makers.extend([type(worker).__name__] * len(tickets))
-                send(worker, tickets)
+        def noting(worker: Any, tickets: Any) -> None:
+            makers.extend([type(worker).__name__] * len(tickets))
+            send(worker, tickets)
 
-            pool._send = noting
-            assert until(lambda: (pool.load(), len(pool._workers) == 2 + local)[1])
-            for batch in islice(loader, batches):
-                found.append(digest(batch))
-                time.sleep(step)
-    with get_savable_loader(dataset_of(leaf, ALONE, 0.0, batch_size=1, repeat=True)) as loader:
-        assert found == [digest(batch) for batch in take(loader, batches)]
+        pool._send = noting
+        pool_with(loader, 2 + local)
+        for batch in islice(loader, batches):
+            found.append(digest(batch))
+            time.sleep(step)
+    assert found == expected_of(leaf, batches, **options)
     return makers
 
 
@@ -103,44 +100,38 @@ class SlowHere(Slow):
 
 def test_a_late_job_is_given_to_a_second_worker(leaf_of: Any, tmp_path: Path) -> None:
     leaf, encoder = leaf_of(50), SlowHere(str(tmp_path))
-    with serving(with_encoder(encoder, leaf, ALONE)) as served:
-        with get_savable_loader(with_encoder(encoder, leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            assert [digest(batch) for batch in loader] == expected_of(leaf)
-        assert not (tmp_path / "has slept").exists()
+    with served_loader(lambda config: dataset_of(leaf, config, task_encoder=encoder)) as loader:
+        assert [digest(batch) for batch in loader] == expected_of(leaf)
+    assert not (tmp_path / "has slept").exists()
 
 
 def test_a_local_worker_that_is_stopped_holds_nobody_up(leaf_of: Any) -> None:
     """Neither with the jobs that it has, nor with those that are left to local workers."""
     leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE), 1) as served:
-        config = WorkerConfig(0, 1, 1, workers=served.tcp())
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
-            iterator, found = iter(loader), list[Any]()
-            pool: Any = loader._workers.executor()
+    with served_loader(lambda config: dataset_of(leaf, config), 1, workers=1) as loader:
+        iterator, found = iter(loader), list[Any]()
 
-            def step() -> None:
-                time.sleep(0.02)  # the local worker keeps up
-                found.append(digest(next(iterator)))
+        def step() -> None:
+            time.sleep(0.02)  # the local worker keeps up
+            found.append(digest(next(iterator)))
 
-            for _ in range(8):
-                step()
-            assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
-            os.kill(pool._workers[0].process.pid, signal.SIGSTOP)
-            in_time(lambda: [step() for _ in range(17)])
+        for _ in range(8):
+            step()
+        os.kill(pool_with(loader, 2)._workers[0].process.pid, signal.SIGSTOP)
+        in_time(lambda: [step() for _ in range(17)])
     assert found == expected_of(leaf)
 
 
 def test_a_trainer_that_waits_is_woken_by_events_only(leaf_of: Any) -> None:
     """Not by looks for workers that are silent, late or new."""
     leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE, 0.6), 1) as served:
-        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()), 0.6)) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            pool: Any = loader._workers.executor()
-            collect, woken = pool._collect, list[bool]()
-            pool._collect = lambda timeout: woken.append(collect(timeout)) or woken[-1]
-            take(iterator, 2)
+    with served_loader(lambda config: dataset_of(leaf, config, 0.6), workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pool: Any = loader._workers.executor()
+        collect, woken = pool._collect, list[bool]()
+        pool._collect = lambda timeout: woken.append(collect(timeout)) or woken[-1]
+        take(iterator, 2)
     assert woken and all(woken)
 
 
@@ -190,14 +181,12 @@ def test_jobs_of_a_slow_data_set_begin_before_their_turn(leaf_of: Any, tmp_path:
         )
 
     sent = list[int]()
-    with serving(dataset(ALONE, 0.005), 2) as served:
-        with get_savable_loader(dataset(WorkerConfig(0, 1, workers=served.tcp()), 0.005)) as loader:
-            pool: Any = loader._workers.executor()
-            next_jobs: Callable[..., list[int]] = pool._next_jobs
-            pool._next_jobs = lambda wanted: sent.extend(tickets := next_jobs(wanted)) or tickets
-            found = [digest(batch) for batch in islice(loader, 150)]
-            early = {ticket for at, ticket in enumerate(sent) if min(sent[at:]) < ticket}
-            names = [names[0] for names in found]
-    with get_savable_loader(dataset(ALONE, 0.0)) as loader:
-        assert found == [digest(batch) for batch in take(loader, 150)]
+    with served_loader(lambda config: dataset(config, 0.005)) as loader:
+        pool: Any = loader._workers.executor()
+        next_jobs: Callable[..., list[int]] = pool._next_jobs
+        pool._next_jobs = lambda wanted: sent.extend(tickets := next_jobs(wanted)) or tickets
+        found = [digest(batch) for batch in islice(loader, 150)]
+        early = {ticket for at, ticket in enumerate(sent) if min(sent[at:]) < ticket}
+        names = [names[0] for names in found]
+    assert found == [digest(batch) for batch in batches_of(dataset(ALONE, 0.0), 150)]
     assert early and all(names[ticket - 1].startswith("b") for ticket in early if ticket <= 150)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,11 +21,11 @@ from typing import Any
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.errors import FatalSampleError
-from energon_lite.extras.remote_workers import TcpWorkers
+from energon_lite.errors import FatalSampleError, WorkerError
+from energon_lite.extras.remote_workers import JobServer, TcpWorkers
 from energon_lite.loading.executors.segments import mapped_at
-from tests.extras.remote_workers.served import Served, serving
-from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of, with_encoder
+from tests.extras.remote_workers.served import Served, pool_with, served_loader, serving
+from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of
 from tests.testing import ALONE, in_time, take, until
 
 
@@ -88,8 +93,7 @@ def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.Log
         with get_savable_loader(dataset_of(leaf, config), max_bytes_in_flight=room) as loader:
             iterator = iter(loader)
             found = [digest(batch) for batch in take(iterator, 6)]
-            pool: Any = loader._workers.executor()
-            assert until(lambda: (pool.load(), len(pool._workers) == 2)[1])
+            pool = pool_with(loader, 2)
             stopped = one if one.address in str(pool._workers[0]) else other  # the first to get a job
             stopped.signal(signal.SIGSTOP)
             found += [digest(batch) for batch in take(iterator, 6)]
@@ -98,23 +102,6 @@ def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.Log
             stopped.signal(signal.SIGCONT)
             found += [digest(batch) for batch in iterator]
     assert sorted(found) == sorted(expected_of(leaf))
-
-
-def test_all_are_killed_in_the_middle_and_the_run_goes_on_elsewhere(leaf_of: Any) -> None:
-    leaf, options = leaf_of(50), {"repeat": True}
-    with serving(dataset_of(leaf, ALONE, **options)) as served:
-        loader = get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()), **options))
-        found = [digest(batch) for batch in take(loader, 40)]
-        state = loader.save_state_rank()
-        served.kill()
-        loader.close()
-    with serving(dataset_of(leaf, ALONE, **options)) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp())
-        with get_savable_loader(dataset_of(leaf, config, **options)) as loader:
-            loader.restore_state_rank(state)
-            found += [digest(batch) for batch in take(loader, 10)]
-    with get_savable_loader(dataset_of(leaf, ALONE, 0.0, **options)) as loader:
-        assert found == [digest(batch) for batch in take(loader, 50)]
 
 
 class Fails(Slow):
@@ -130,21 +117,20 @@ class Dies(Slow):
         return {}
 
 
-def test_errors_of_hooks_arrive(leaf_of: Any) -> None:
-    leaf = leaf_of(50)
-    with serving(with_encoder(Fails(), leaf, ALONE)) as served:
-        with get_savable_loader(with_encoder(Fails(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            with pytest.raises(FatalSampleError, match="seven"):
-                list(loader)
-
-
-def test_a_job_in_which_workers_die_ends_the_run(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "error", "said"),
+    [
+        (Fails(), FatalSampleError, "seven"),
+        (Dies(), WorkerError, "workers died while making the same micro-batch"),
+    ],
+)
+def test_errors_of_hooks_and_jobs_in_which_workers_die_end_the_run(
+    leaf_of: Any, caplog: pytest.LogCaptureFixture, encoder: Slow, error: type[Exception], said: str
+) -> None:
     caplog.set_level(logging.ERROR, logger="energon_lite")
-    leaf = leaf_of(7)
-    with serving(with_encoder(Dies(), leaf, ALONE)) as served:
-        with get_savable_loader(with_encoder(Dies(), leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            with pytest.raises(Exception, match="workers died while making the same micro-batch"):
-                list(loader)
+    with served_loader(lambda config: dataset_of(leaf_of(50), config, task_encoder=encoder)) as loader:
+        with pytest.raises(error, match=said):
+            list(loader)
 
 
 def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> None:
@@ -212,8 +198,7 @@ def test_a_refusal_is_forgotten_when_a_worker_joins(
             assert until(lambda: f"{servers[1].address} is not used" in caplog.text)
             servers.pop().kill()
             serve()
-            pool: Any = loader._workers.executor()
-            assert until(lambda: bool(pool.load()) and len(pool._workers) == 2)
+            pool_with(loader, 2)
             servers.pop(0).kill()
             found += [digest(batch) for batch in take(iterator, 6)]  # the rest of the first, and some of the second
             servers.pop().kill()
@@ -258,16 +243,119 @@ def test_large_answers_lie_in_shared_memory(leaf_of: Any) -> None:
 def test_a_receiver_that_is_killed_or_stopped_is_replaced(
     leaf_of: Any, caplog: pytest.LogCaptureFixture, hit: int
 ) -> None:
-    leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE)) as served:
-        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, workers=served.tcp()))) as loader:
-            found = []
-            for number, batch in enumerate(loader):
-                found.append(digest(batch))
-                if number == 5:
-                    pool: Any = loader._workers.executor()
-                    receiver = pool._source._process
-                    receiver.send_signal(hit)
+    leaf, found = leaf_of(50), []
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        for number, batch in enumerate(loader):
+            found.append(digest(batch))
+            if number == 5:
+                pool: Any = loader._workers.executor()
+                receiver = pool._source._process
+                receiver.send_signal(hit)
+        loader.close()
         assert receiver.wait(60) and pool._source._process.wait(60)  # none is left
     assert found == expected_of(leaf)
     assert f"ended with status {-signal.SIGKILL}; it is replaced" in caplog.text
+
+
+# -- a link of 1 Gbit/s, and 5 ms if the kernel has netem --------------------------------------------------------------
+
+
+SECRET = b"0123456789abcdef"
+CLONE_NEWNET = 0x40000000
+
+
+def _run(*words: object) -> bool:
+    """Whether a command succeeds."""
+    return not subprocess.run([*map(str, words)], capture_output=True, check=False).returncode
+
+
+class Link:
+    """A network namespace, which needs root, and a link to it."""
+
+    def __init__(self) -> None:
+        number = os.getpid() % 60_000
+        self.name, self._here, self._there = f"elw{number}", f"elwa{number}", f"elwb{number}"
+        prefix = f"10.{213 + number % 20}.{number // 20 % 250}"
+        self.host = f"{prefix}.2"
+        self.is_made = (
+            _run("ip", "netns", "add", self.name)
+            and _run("ip", "link", "add", self._here, "type", "veth", "peer", "name", self._there)
+            and _run("ip", "link", "set", self._there, "netns", self.name)
+            and _run("ip", "addr", "add", f"{prefix}.1/24", "dev", self._here)
+            and self._inside("ip", "addr", "add", f"{self.host}/24", "dev", self._there)
+            and _run("ip", "link", "set", self._here, "up")
+            and self.set("up")
+            and self._shaped(self._here, _run)
+            and self._shaped(self._there, self._inside)
+        )
+
+    def _inside(self, *words: object) -> bool:
+        return _run("ip", "netns", "exec", self.name, *words)
+
+    def _shaped(self, device: str, run: Callable[..., bool]) -> bool:
+        add = ("tc", "qdisc", "add", "dev", device, "root")
+        slow = run(*add, "netem", "delay", "2.5ms", "rate", "1gbit")
+        return slow or run(*add, "tbf", "rate", "1gbit", "burst", "1mb", "latency", "50ms")
+
+    def set(self, state: str) -> bool:
+        """Cut the link off (``down``), or bring it back (``up``)."""
+        return self._inside("ip", "link", "set", self._there, state)
+
+    def remove(self) -> None:
+        _run("ip", "link", "del", self._here)
+        _run("ip", "netns", "del", self.name)
+
+    def enter(self) -> None:
+        """Move this process into the namespace."""
+        with open(f"/run/netns/{self.name}", "rb") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    if os.geteuid() or shutil.which("ip") is None or shutil.which("tc") is None:
+        pytest.skip("needs root, ip and tc")
+    made = Link()
+    try:
+        if not made.is_made:
+            pytest.skip("this kernel gives no network namespace, or neither netem nor tbf")
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local", [0, 1])
+def test_a_link_that_is_cut_off_and_comes_back(link: Link, leaf_of: Any, tmp_path: Path, local: int) -> None:
+    """Nothing is lost, doubled or moved. With a local worker, batches come within a second all the time."""
+    leaf, secret = leaf_of(1000), tmp_path / "secret"
+    secret.write_bytes(SECRET)
+
+    def serve() -> None:
+        link.enter()
+        JobServer(dataset_of(leaf, ALONE, 0.005), link.host, 7070, workers=2, secret=SECRET).run()
+
+    server = multiprocessing.get_context("fork").Process(target=serve)
+    server.start()
+    workers = TcpWorkers([f"{link.host}:7070"], secret_file=secret)
+    found, waits = [], []
+    try:
+        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, local, workers=workers), 0.005)) as loader:
+            iterator = iter(loader)
+            found.append(digest(next(iterator)))
+            pool_with(loader, 2 + local)
+            for number in range(1, 500):
+                if number in (40, 280):
+                    assert link.set("down")
+                    threading.Timer(1.5, link.set, ["up"]).start()
+                began = time.monotonic()
+                found.append(digest(next(iterator)))
+                waits.append(time.monotonic() - began)
+    finally:
+        server.kill()
+        server.join()
+    assert found == expected_of(leaf)
+    # A second, and what this machine needs besides, while there is the link.
+    assert max(waits) < (1.5 + 10 * max(waits[20:39]) if local else 15)
+    assert local or max(waits) > 0.5  # it was cut off

@@ -29,10 +29,8 @@ def packed_rows(draw: st.DrawFn) -> tuple[int, str, list[int]]:
 @given(packed_rows())
 def test_every_position_is_held_once_and_every_document_shared_evenly(row: tuple[int, str, list[int]]) -> None:
     size, cut, bounds = row
-    parts = [
-        context_parallel_positions(bounds[-1], rank=rank, size=size, cut=cut, documents=bounds).tolist()
-        for rank in range(size)
-    ]
+    how = {"size": size, "cut": cut, "documents": bounds}
+    parts = [context_parallel_positions(bounds[-1], rank=rank, **how).tolist() for rank in range(size)]
     assert sorted(position for part in parts for position in part) == list(range(bounds[-1]))
     for start, stop in pairwise(bounds):
         held = [[position for position in part if start <= position < stop] for part in parts]

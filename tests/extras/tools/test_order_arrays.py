@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,18 +83,10 @@ def test_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     """Also more ranks than blocks. Threads stand for ranks here."""
     build_blend_index([2, 1, 0.1], N, tmp_path / "one", workers=1)
-    barrier = threading.Barrier(ranks, timeout=120)
-
-    def build(rank: int) -> None:
-        build_blend_index(
-            [2, 1, 0.1], N, tmp_path / "many", workers=1, rank=rank, world_size=ranks, barrier=barrier.wait
-        )
-
-    threads = [threading.Thread(target=build, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together: dict[str, Any] = {"world_size": ranks, "barrier": threading.Barrier(ranks, timeout=120).wait}
+    with ThreadPoolExecutor(ranks) as pool:
+        for rank in range(ranks):
+            pool.submit(build_blend_index, [2, 1, 0.1], N, tmp_path / "many", workers=1, rank=rank, **together)
     assert _bytes(tmp_path / "one") == _bytes(tmp_path / "many")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import pairwise
 
@@ -9,9 +10,11 @@ import pytest
 
 from tests.house.docs.pages import DOCS, ROOT, blocks
 from tests.house.docs.rooms import rooms, table
-from tests.house.docs.tour import files, stops
 
 PAGE = DOCS / "architecture.md"
+TRAINER = ROOT / "energon_lite" / "trainer"
+#: Rooms of the tour through the trainer in ``docs/how_the_trainer_works.md``.
+TOUR = ("parallel", "optimizer", "checkpointing", "models", "data", "training")
 
 
 def test_each_room_says_what_it_is() -> None:
@@ -19,7 +22,9 @@ def test_each_room_says_what_it_is() -> None:
 
 
 def test_the_tour_through_the_trainer_names_each_file() -> None:
-    assert sorted(stops()) == sorted(files())
+    found = (path for room in TOUR for path in (TRAINER / room).glob("*.py") if path.name != "__init__.py")
+    stops = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", (DOCS / "how_the_trainer_works.md").read_text())
+    assert sorted({*stops}) == sorted(str(path.relative_to(TRAINER)) for path in found)
 
 
 def test_the_table_is_what_the_rooms_say() -> None:

@@ -1,3 +1,5 @@
+"""Pictures of the demo, and the layouts whose losses they show."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,11 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
+from examples.demo.errors import DemoError
+from examples.demo.layout_picture import draw_layouts
+from examples.demo.layouts import LAYOUTS, Layout, train_in
 from examples.demo.losses import Metrics
 from examples.demo.pictures import Curves, draw_digits, draw_losses
 from examples.demo.reading import Reading, accuracy
+from tests.testing import text_dataset
 
-RED, ORANGE = (0xD1, 0x1F, 0x1F), (0xE0, 0x7B, 0x00)
+RED, ORANGE, BLUE, GREEN = (0xD1, 0x1F, 0x1F), (0xE0, 0x7B, 0x00), (0x0B, 0x62, 0xA4), (0x2E, 0x8B, 0x57)
 
 
 def run_of(first: int, last: int, *, off: float = 0.0) -> Metrics:
@@ -51,3 +57,30 @@ def test_accuracy_counts_whole_captions() -> None:
     caption = "a handwritten two"
     said = [caption, "a handwritten two ", "a handwritten tw", "a handwritten ten"]
     assert accuracy([reading(caption, one) for one in said]) == 0.25
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+RUN = """\
+data: {path: PATH, micro_batch_size: 2, micro_batches_per_step: 2, max_length: 12, workers: 0}
+model: {hidden_size: 16, num_layers: 2, num_heads: 2, ffn_size: 16, dtype: float64}
+train: {steps: 5}
+"""
+
+
+def test_there_is_a_layout_for_each_axis_and_one_with_all() -> None:
+    assert [str(layout) for layout in LAYOUTS] == ["DP 2", "TP 2", "PP 2", "CP 2", "TP 2 x PP 2 x CP 2 x DP 2"]
+    assert [layout.ranks for layout in LAYOUTS] == [2, 2, 2, 2, 16]
+
+
+def test_what_goes_wrong_on_a_rank_is_shown(tmp_path: Path) -> None:
+    (config := tmp_path / "run.yaml").write_text(RUN.replace("PATH", str(text_dataset(tmp_path / "texts", 20))))
+    with pytest.raises(DemoError, match=r"(?s)Training as PP 2 failed.*no_such"):
+        train_in(Layout(pp=2), config, tmp_path / "out", 1, ["model.norm=no_such"])
+
+
+def test_curves_are_drawn_on_top_of_each_other(tmp_path: Path) -> None:
+    others = {name: run_of(1, 30, off=off) for name, off in (("DP 2", 0), ("PP 2", 1e-15), ("CP 2", 0.3))}
+    draw_layouts(tmp_path / "x.png", ("TP 2", run_of(1, 30)), others, 1e-5)
+    assert all(has_colour(tmp_path / "x.png", colour) for colour in (BLUE, ORANGE, GREEN))

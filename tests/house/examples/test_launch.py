@@ -6,18 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.testing import free_port
+from tests.testing import free_port, write_dataset
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "examples" / "launch"
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
-WriteDataset = Callable[..., Path]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -62,7 +60,7 @@ def test_the_job_for_kubernetes() -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+def config(tmp_path: Path) -> Path:
     texts = {f"{part}.tar": [(f"{n:02d}", {"txt": b"some text"}) for n in range(16)] for part in ("train", "val")}
     write_dataset(tmp_path / "texts", texts, splits={"train": ["train.tar"], "val": ["val.tar"]})
     path = tmp_path / "run.yaml"
@@ -78,11 +76,8 @@ def config(tmp_path: Path, write_dataset: WriteDataset) -> Path:
 def environment(tmp_path: Path, **more: object) -> dict[str, str]:
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     found = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PET_", "MASTER"))}
-    return (
-        found
-        | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        | {key: str(value) for key, value in more.items()}
-    )
+    found |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return found | {key: str(value) for key, value in more.items()}
 
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]]) -> str:
@@ -125,13 +120,9 @@ def test_two_machines(tmp_path: Path, config: Path, kind: str) -> None:
         # What the operator sets.
         job = yaml.safe_load((LAUNCH / "pytorchjob.yaml").read_text())["spec"]["pytorchReplicaSpecs"]["Master"]
         script = [*job["template"]["spec"]["containers"][0]["command"], str(config), "train.steps=2"]
-        told = {
-            "PET_NNODES": 2,
-            "PET_NPROC_PER_NODE": 1,
-            "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": free_port(),
-        }
-        environments = [environment(tmp_path, **told, PET_NODE_RANK=node) for node in (0, 1)]
+        told = {"NNODES": 2, "NPROC_PER_NODE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+        pet = {f"PET_{name}": value for name, value in told.items()}
+        environments = [environment(tmp_path, **pet, PET_NODE_RANK=node) for node in (0, 1)]
     run_all([script] * 2, environments)
     assert steps_done(config) == [1, 2]
 

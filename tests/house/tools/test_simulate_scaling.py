@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,22 +40,22 @@ def test_what_was_measured_comes_out() -> None:
         assert found == pytest.approx(seconds, rel=scaling.STATED_ERROR)
 
 
-def parts(way: str, gpus: int, job: object, machine: object, count: int) -> tuple[float, float, float]:
+def parts(way: str, gpus: int, job: Any, machine: Any, count: int) -> tuple[float, float, float]:
     """Seconds of computation, of communication and of the update, each alone."""
-    own, ranks = job.parameters / job.tp, max(1, gpus // job.tp)  # type: ignore[attr-defined]
+    own, ranks = job.parameters / job.tp, max(1, gpus // job.tp)
     buckets = -(-own // scaling.bucket_elements(way, ranks))
     reductions = count if way in ("overlapped", "every") else 1
-    one = [machine.collective(size * own / buckets, ranks, job.tp) for size in (4, 2)]  # type: ignore[attr-defined]
-    update = 30 * own / ranks / machine.memory  # type: ignore[attr-defined]
-    tokens = count * job.micro_batch * job.sequence / job.tp  # type: ignore[attr-defined]
-    return tokens / machine.kernels, buckets * (reductions * one[0] + one[1]), update  # type: ignore[attr-defined]
+    one = [machine.collective(size * own / buckets, ranks, job.tp) for size in (4, 2)]
+    update = 30 * own / ranks / machine.memory
+    tokens = count * job.micro_batch * job.sequence / job.tp
+    return tokens / machine.kernels, buckets * (reductions * one[0] + one[1]), update
 
 
 @given(JOBS, MACHINES, st.integers(1, 200), st.integers(1, 12), st.sampled_from(scaling.WAYS))
 def test_a_step_is_between_all_hidden_and_nothing_hidden(
-    job: object, machine: object, replicas: int, count: int, way: str
+    job: Any, machine: Any, replicas: int, count: int, way: str
 ) -> None:
-    gpus = replicas * job.tp  # type: ignore[attr-defined]
+    gpus = replicas * job.tp
     compute, network, update = parts(way, gpus, job, machine, count)
     found = scaling.step_time(way, gpus, job, machine, count)
     assert max(compute, network) + update <= found * (1 + 1e-9)
@@ -64,8 +65,8 @@ def test_a_step_is_between_all_hidden_and_nothing_hidden(
 
 
 @given(JOBS, MACHINES, st.integers(1, 200), st.integers(1, 12))
-def test_to_reduce_once_is_never_slower(job: object, machine: object, replicas: int, count: int) -> None:
-    gpus = replicas * job.tp  # type: ignore[attr-defined]
+def test_to_reduce_once_is_never_slower(job: Any, machine: Any, replicas: int, count: int) -> None:
+    gpus = replicas * job.tp
     last, every = (scaling.step_time(way, gpus, job, machine, count) for way in ("last", "every"))
     assert last <= every * (1 + 1e-9)
     if count == 1:

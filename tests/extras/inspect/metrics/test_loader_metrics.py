@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
-from tests.testing import take
+from tests.testing import take, told_of
 from tests.trainer.parallel.rank_processes import run_ranks
 
 
@@ -50,9 +51,9 @@ def loader_of(path: Any, rank: int = 0, world: int = 1, seconds: float = 0.0, **
 
 
 def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
-    kept, file = Kept(), MetricsFile(tmp_path / "loader.jsonl")
+    kept, file, board = Kept(), MetricsFile(tmp_path / "loader.jsonl"), TensorBoardFolder(tmp_path / "board")
     with PrometheusEndpoint(0) as page:
-        with loader_of(leaf_of(30), metrics=[kept, file, page], metrics_every=5) as loader:
+        with loader_of(leaf_of(30), metrics=[kept, file, page, board], metrics_every=5) as loader:
             take(loader, 11)
         with urllib.request.urlopen(page.url, timeout=10) as answer:
             text = answer.read().decode()
@@ -65,18 +66,10 @@ def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
     assert [line["loader/batches"] for line in lines] == [5, 10] and lines[0]["time"] > 1.7e9
     assert "energon_lite_loader_samples_total 20\n" in text and 'stage_seconds_total{name="decode"}' in text
     file.close()
-
-
-def test_tensorboard_gets_them(leaf_of: Any, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = TensorBoardFolder(tmp_path)
-    with loader_of(leaf_of(30), metrics=[board], metrics_every=4) as loader:
-        take(loader, 9)
     board.close()
-    events = EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loader/samples")] == [(4, 8), (8, 16)]
+    assert [(event.step, event.value) for event in events.Scalars("loader/samples")] == [(5, 10), (10, 20)]
 
 
 def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +77,7 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog:
     with loader_of(leaf_of(30), metrics=[Kept(fails=True), kept], metrics_every=2) as loader:
         take(loader, 6)
     assert len(kept.lines) == 3
-    warnings = [record.message for record in caplog.records if "left out from now on" in record.message]
+    warnings = told_of(caplog, "left out from now on")
     assert len(warnings) == 1 and "Kept cannot be written to" in warnings[0] and "no space left" in warnings[0]
     with pytest.raises(UsageError, match="metrics_every is 0"):
         loader_of(leaf_of(30), metrics_every=0)
@@ -145,7 +138,7 @@ def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO)
     with loader_of(leaf_of(30), encoder=SkipsSome(2e-2), log_every=10) as loader:
         take(loader, 20)
-    lines = [record.message for record in caplog.records if "the limit is hooks (" in record.message]
+    lines = told_of(caplog, "the limit is hooks (")
     assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)
     assert all("samples/s; waited" in line and "MiB in flight; " in line and "skipped" in line for line in lines[:2])
     assert [line.split(":")[0] for line in lines] == ["batch 10", "batch 20", "batch 20"]

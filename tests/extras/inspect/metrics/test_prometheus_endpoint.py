@@ -1,4 +1,4 @@
-"""A page for Prometheus: what is on it, and who can read it."""
+"""A page for Prometheus: what is on it, who can read it, and what clients can take of a process that serves them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 import os
 import re
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,8 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect import PrometheusEndpoint
+from energon_lite.extras.inspect import PrometheusEndpoint, prometheus
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
+from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.prometheus import exposition
+from tests.extras.inspect.preview.served import serving
 from tests.testing import free_port, in_time
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
@@ -95,14 +102,6 @@ def test_it_is_served_to_this_machine_and_changes_with_what_is_written() -> None
             urllib.request.urlopen(urllib.request.Request(endpoint.url, data=b"x", method="POST"), timeout=10)
 
 
-def test_one_who_says_nothing_does_not_keep_others_waiting() -> None:
-    with PrometheusEndpoint(0) as endpoint:
-        port = int(endpoint.url.split(":")[2].split("/")[0])
-        with socket.create_connection(("127.0.0.1", port)):
-            endpoint.write({"step": 1})
-            assert "energon_lite_step 1" in in_time(lambda: get(endpoint.url)[0])
-
-
 def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
     port = free_port()
     with PrometheusEndpoint(port):
@@ -137,3 +136,58 @@ def test_a_forked_process_does_not_keep_the_port() -> None:
         for end in (ready, begun, tell, told):
             os.close(end)
         os.waitpid(child, 0)
+
+
+# -- clients that are slow, or many ------------------------------------------------------------------------------------
+
+
+#: Connections of each client.
+MANY = 500
+#: Threads and descriptors that a server may take, whatever its clients do.
+FEW = 50
+
+
+@pytest.fixture(params=["metrics", "preview"])
+def port(request: pytest.FixtureRequest, leaf_of: Any) -> Iterator[int]:
+    if request.param == "metrics":
+        with PrometheusEndpoint(0) as endpoint:
+            endpoint.write({"step": 1})
+            yield int(endpoint.url.split(":")[2].split("/")[0])
+        return
+    run = ShownRun.open(str(leaf_of(10)), RunOptions(batch_size=2))
+    with serving(Site(run)) as server:
+        yield server.server_address[1]
+
+
+def answer(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_many_slow_clients_take_few_threads_and_files(port: int) -> None:
+    threads, files = threading.active_count(), open_files()
+    most_threads = most_files = 0
+    with ExitStack() as clients:
+        for number in range(MANY):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            client.send(b"GET /metrics HT")
+            most_threads = max(most_threads, threading.active_count() - threads)
+            most_files = max(most_files, open_files() - files - number - 1)
+        time.sleep(0.2)
+        most_threads = max(most_threads, threading.active_count() - threads)
+        assert in_time(lambda: answer(port)).startswith(b"HTTP/1.")
+    assert most_threads < FEW and most_files < FEW
+    assert b"energon_lite_step 1" in answer(port) or b"token" in answer(port)
+
+
+def test_who_sends_a_byte_now_and_then_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.5)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client, pytest.raises(OSError):
+        for _ in range(100):  # which takes five seconds, or more
+            client.send(b"G")
+            time.sleep(0.05)

@@ -15,11 +15,11 @@ from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, pack_sequen
 from energon_lite.batching import TokenSequence
 from energon_lite.extras.inspect.preview.media import png_of, webm_of
 from energon_lite.hooks import Cooker
-from tests.conftest import blend_yaml, write_dataset
+from tests.conftest import blend_yaml
+from tests.testing import CRUDE_YAML, write_dataset
 
-__all__ = ["ATTACK", "CRUDE", "Keep", "Packer", "Words", "blend", "film", "hostile", "sound", "tokens"]
+__all__ = ["ATTACK", "Keep", "Packer", "Words", "blend", "film", "hostile", "sound", "tokens"]
 
-CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 PICTURES = """\
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
 field_map: {image: png, caption: txt}
@@ -61,9 +61,9 @@ def blend(root: Path, count: int = 12) -> Path:
     ]
     write_dataset(root / "pictures", {"p.tar": pictures}, dataset_yaml=PICTURES)
     sounds = [(f"s{n}", {"wav": sound(), "json": json.dumps({"pitch": n}).encode()}) for n in range(count)]
-    write_dataset(root / "sounds", {"s.tar": sounds}, dataset_yaml=CRUDE)
+    write_dataset(root / "sounds", {"s.tar": sounds}, dataset_yaml=CRUDE_YAML)
     films = [(f"f{n}", {"webm": film(), "txt": b"a film"}) for n in range(3)]
-    write_dataset(root / "films", {"f.tar": films}, dataset_yaml=CRUDE)
+    write_dataset(root / "films", {"f.tar": films}, dataset_yaml=CRUDE_YAML)
     return blend_yaml(root / "blend.yaml", [("pictures", 2.0), ("sounds", 1.0), ("films", 1.0)])
 
 
@@ -79,7 +79,7 @@ def hostile(root: Path) -> Path:
         "json": json.dumps({ATTACK: ATTACK, "messages": [{"role": ATTACK, "content": ATTACK}]}).encode(),
         "x'><b>": b"\xff\xfe<script>",
     }
-    yaml = CRUDE + f"subflavors: {json.dumps({'label': ATTACK})}\n"
+    yaml = CRUDE_YAML + f"subflavors: {json.dumps({'label': ATTACK})}\n"
     return write_dataset(root / "h'><i>x", {"<u>s.tar": [(f"{key}{n}", parts) for n in range(3)]}, dataset_yaml=yaml)
 
 

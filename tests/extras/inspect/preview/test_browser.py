@@ -12,6 +12,7 @@ from energon_lite import TaskEncoder
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site, write_page
+from tests.conftest import write_dataset
 from tests.extras.inspect.preview.chromium import NAMES, Chromium, find_chromium, running
 from tests.extras.inspect.preview.samples_to_show import Keep, Words, blend, hostile
 from tests.extras.inspect.preview.served import serving
@@ -22,19 +23,8 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason=f"there is no browser: none of {', '.join(NAMES)}"),
 ]
 #: What a screen reader has to be told a name of.
-NAMED = {
-    "link",
-    "button",
-    "image",
-    "img",
-    "searchbox",
-    "spinbutton",
-    "checkbox",
-    "article",
-    "navigation",
-    "form",
-    "group",
-}
+_ROLES = "link button image img textbox searchbox spinbutton checkbox article navigation"
+NAMED = frozenset(_ROLES.split())
 #: Loaded pictures; sounds and films whose beginning was understood.
 LOADED = """Promise.all([...document.querySelectorAll("img")].map((one) => {
   one.loading = "eager"; return one.decode().then(() => one.naturalWidth > 1, () => false); }))"""
@@ -107,19 +97,7 @@ def test_what_a_screen_reader_finds(browser: Chromium, server: PreviewServer) ->
     roles = {role for role, _ in spoken}
     assert {"main", "navigation", "banner", "contentinfo", "search", "heading", "article"} <= roles
     for role, name in spoken:
-        if role in (
-            "link",
-            "button",
-            "image",
-            "img",
-            "textbox",
-            "searchbox",
-            "spinbutton",
-            "checkbox",
-            "article",
-            "navigation",
-        ):
-            assert name.strip(), (role, name)
+        assert role not in NAMED or name.strip(), (role, name)
     assert any(role in ("image", "img") and name.startswith("png of sample p1") for role, name in spoken)
 
 
@@ -130,10 +108,8 @@ def test_light_and_dark_narrow_and_wide(browser: Chromium, server: PreviewServer
             browser.look(scheme, width)
             for path in ("", "step/3", "sample/2/0/0"):
                 browser.open(server.url + path)
-                assert browser.run("document.documentElement.scrollWidth <= innerWidth"), (
-                    path,
-                    width,
-                )  # nothing sticks out
+                sticks_out = "document.documentElement.scrollWidth > innerWidth"
+                assert browser.run(sticks_out) is False, (path, width)
             grounds.add((scheme, browser.run("getComputedStyle(document.body).backgroundColor")))
     assert len(grounds) == len({ground for _, ground in grounds}) == 2
     browser.look()
@@ -143,25 +119,15 @@ def test_hostile_samples(browser: Chromium, serve: Callable[..., PreviewServer],
     server = serve(hostile(tmp_path), Keep(), batch_size=2)
     file = tmp_path / "page.html"
     write_page(str(file), server.site)
-    for url in (
-        server.url,
-        f"{server.url}step/0",
-        f"{server.url}leaf/0/0",
-        f"{server.url}sample/0/0/0",
-        f"file://{file}",
-    ):
+    pages = [server.url + path for path in ("", "step/0", "leaf/0/0", "sample/0/0/0")]
+    for url in (*pages, f"file://{file}"):
         browser.open(url)
-        assert "OWNED" not in browser.run("document.title")
-        assert (
-            browser.run("document.scripts.length") == 1
-            and browser.run("document.querySelectorAll('img, iframe').length") == 0
-        )
+        assert "OWNED" not in browser.run("document.title") and browser.run("document.scripts.length") == 1
+        assert browser.run("document.querySelectorAll('img, iframe').length") == 0
     assert browser.complaints == []  # nothing had to be refused: it never became an element
 
 
 def test_no_number_breaks_in_its_middle(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
-    from tests.conftest import write_dataset
-
     text = " ".join(str(10**6 + n) for n in range(300)).encode()
     server = serve(write_dataset(tmp_path / "numbers", {"n.tar": [("a", {"txt": text})]}), Words(), batch_size=1)
     browser.look(width=360)
@@ -173,8 +139,6 @@ def test_no_number_breaks_in_its_middle(browser: Chromium, serve: Callable[..., 
 
 
 def test_a_long_row_of_tokens(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
-    from tests.conftest import write_dataset
-
     text = " ".join(str(n % 500) for n in range(10_001)).encode()
     server = serve(write_dataset(tmp_path / "long", {"l.tar": [("a", {"txt": text})]}), Words(), batch_size=1)
     browser.open(f"{server.url}sample/0/0/0")  # a second or two on a machine that does nothing else

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import re
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.extras.inspect.preview.element import document, raw, tag, url_path
+from energon_lite.extras.inspect.preview.element import (
+    document,
+    histogram,
+    raw,
+    segments_bar,
+    share_bar,
+    tag,
+    url_path,
+)
 from tests.extras.inspect.preview.served import Page
 from tests.testing import examples
 
@@ -34,3 +44,21 @@ def test_children_and_attributes() -> None:
 def test_segments_lead_nowhere_else() -> None:
     assert url_path("a/b", "?x=1#y", 3) == "a%2Fb/%3Fx%3D1%23y/3"
     assert url_path("\udcff")  # a name that is no UTF-8
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_histogram_counts_all() -> None:
+    for values in ([1, 1, 2, 3], [*range(1000)], [1, 2, 3, 4, 100_000], [0.5, 0.7, 9.25], [7]):
+        chart = histogram(values, "Lengths", "tokens")
+        assert chart is not None and sum(map(int, re.findall(r'<td class="number">(\d+)</td>', chart))) == len(values)
+    assert histogram([], "Lengths", "tokens") is None
+    assert "logarithmic" in str(histogram([1, 2, 3, 4, 100_000], "Lengths", "tokens"))
+
+
+def test_the_words_for_who_does_not_see_it() -> None:
+    assert 'aria-label="Lengths: 3 from 1 to 3 tokens, mean 2"' in str(histogram([1, 2, 3], "Lengths", "tokens"))
+    bar = segments_bar([(30, 0, "<a>"), (50, 13, "b")], 100)
+    assert 'aria-label="A pack of 2 segments, 80 tokens of 100, 80.0% full"' in bar and "&lt;a&gt;: 30 tokens" in bar
+    assert 'class="c1"' in bar and 'width="0.00"' in share_bar(0)

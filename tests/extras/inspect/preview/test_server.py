@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -13,6 +14,7 @@ from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from tests.extras.inspect.preview.samples_to_show import Keep, blend, hostile, png, sound
 from tests.extras.inspect.preview.served import Page, ask, serving
+from tests.testing import output_of
 
 #: What pages are made of.
 _NAMES = """article section div span dl dt dd ol ul li table thead tbody tr th td caption figure figcaption details
@@ -238,3 +240,35 @@ class TestHostileSamples:
     def test_names_of_headers_cannot_be_made(self, attacked: PreviewServer) -> None:
         answer = ask(attacked, "find?what=step&number=1%0d%0aSet-Cookie:%20a=b")
         assert answer.status == 404 and "set-cookie" not in answer.headers
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, file: Path, *options: str) -> str:
+    encoder = "tests.extras.inspect.preview.samples_to_show:Keep"
+    output_of("preview", path, "--html", file, "--task-encoder", encoder, *options)
+    return file.read_text()
+
+
+def test_all_is_in_the_file(tmp_path: Path) -> None:
+    html = written(blend(tmp_path), tmp_path / "page.html", "--step", "1000000000")
+    page = Page(html)
+    assert "Step 1,000,000,000" in page.text
+    assert all(address.startswith(("data:", "#")) for address in page.addresses()), page.addresses()
+    assert any(address.startswith("data:image/png;base64,") for address in page.addresses())
+    rules = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert rules and "default-src 'none'" in rules and "img-src data:" in rules and "'self'" not in rules
+
+
+def test_a_sample_and_a_data_set(tmp_path: Path) -> None:
+    path = blend(tmp_path)
+    assert "caption 7" in Page(written(path, tmp_path / "key.html", "--key", "p7")).text
+    assert "f1" in Page(written(path, tmp_path / "leaf.html", "--leaf", "films")).text
+    assert "caption 5" in Page(written(path, tmp_path / "restored.html", "--key", '["sample", 0, 5, 3, 0]')).text
+    assert "Step 9" in Page(written(path, tmp_path / "batch.html", "--key", '["batch", 0, 9]')).text
+
+
+def test_hostile_samples_in_a_file(tmp_path: Path) -> None:
+    html = written(hostile(tmp_path), tmp_path / "page.html")
+    assert len(re.findall("<script", html)) == 1 and "<img" not in html and "&lt;script&gt;document.title" in html

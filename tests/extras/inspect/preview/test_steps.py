@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import ByTokens, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import ByTokens, Chunks, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
+from tests.conftest import write_dataset
 from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
-from tests.testing import invoke, take
+from tests.testing import batches_of, output_of
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,10 @@ def keys_of(site: Site, addresses: Any) -> list[str]:
 
 def alone(ranks: int = 1, rank: int = 0, seed: int = 0) -> WorkerConfig:
     return WorkerConfig(rank=rank, world_size=ranks, num_workers=0, seed_offset=seed)
+
+
+def site_of(path: Path, encoder: TaskEncoder | None = None, **options: Any) -> Site:
+    return Site(ShownRun.open(str(path), RunOptions(**options), encoder))
 
 
 class FailingBatch(Keep):
@@ -50,7 +55,7 @@ class FailingBatch(Keep):
 class TestSteps:
     @pytest.mark.parametrize("step", [0, 7, 10**9])
     def test_they_are_those_of_a_loader(self, data: Path, step: int) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=3, ranks=2, seed=5), Keep()))
+        site = site_of(data / "blend.yaml", Keep(), batch_size=3, ranks=2, seed=5)
         made = site.finder.make(Place(step))
         for rank in range(2):
             config = alone(2, rank, 5)
@@ -64,7 +69,7 @@ class TestSteps:
             assert {key for key in keys_of(site, made[rank].planned) if key[-1] == "3" or key == "p4"} <= lost
 
     def test_nothing_is_gone_through(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), Keep()))
+        site = site_of(data / "blend.yaml", Keep())
         site.answer(["step", "0"], "", "n")
         began = time.process_time()
         site.answer(["step", str(10**9)], "", "n")
@@ -72,8 +77,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_before_and_after(self, data: Path, ranks: int) -> None:
-        options = RunOptions(split_part="val", batch_size=10, ranks=ranks)
-        finder = Site(ShownRun.open(str(data / "blend.yaml"), options)).finder
+        finder = site_of(data / "blend.yaml", split_part="val", batch_size=10, ranks=ranks).finder
         places, at = [], finder.start()
         while True:
             places.append(at)
@@ -88,7 +92,7 @@ class TestSteps:
             finder.make(Place(steps))
 
     def test_samples_of_several_kinds_are_shown_as_a_list_without_a_task_encoder(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=16)))
+        site = site_of(data / "blend.yaml", batch_size=16)
         (one,) = site.finder.make(Place(0))
         assert len(one.planned) == len(one.batch.samples) == 16 and len(one.failures) < 16  # a broken one was replaced
         page = site.answer(["step", "0"], "", "n").data.decode()
@@ -97,13 +101,13 @@ class TestSteps:
         assert site.media(("batch", 0, 0, 0), ("samples", str(picture), "image")) is not None
 
     def test_a_batch_that_cannot_be_made_says_why(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("all")))
+        site = site_of(data / "blend.yaml", FailingBatch("all"))
         (one,) = site.finder.make(Place(0))
         page = site.answer(["step", "0"], "", "n").data.decode()
         assert one.batch is None and "a run ends here" in page and "lost on the way" not in page
 
     def test_as_many_are_lost_as_the_page_says(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("once")))
+        site = site_of(data / "blend.yaml", FailingBatch("once"))
         page = site.answer(["step", "0"], "", "n").data.decode()
         lost = len(site.finder.make(Place(0))[0].failures)
         assert lost >= 8 and f"{lost} lost on the way" in page
@@ -112,15 +116,11 @@ class TestSteps:
 
 class TestChunks:
     def test_batches_by_measured_tokens_are_those_of_a_loader(self, data: Path) -> None:
-        encoder = "tests.extras.inspect.preview.samples_to_show:Words"
-        command = ["measure", str(data / "tokens"), "--task-encoder", encoder, "--num-workers", "0", "--no-progress"]
-        assert invoke(*command).exit_code == 0
-        options = RunOptions(batching={"strategy": "best_fit", "capacity": 100})
-        site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
+        encoder = ["--task-encoder", "tests.extras.inspect.preview.samples_to_show:Words"]
+        output_of("measure", data / "tokens", *encoder, "--num-workers", 0, "--no-progress")
+        site = site_of(data / "tokens", Words(), batching={"strategy": "best_fit", "capacity": 100})
         dataset = get_train_dataset(data / "tokens", worker_config=alone(), batching=BY_TOKENS, task_encoder=Words())
-        with get_savable_loader(dataset) as loader:
-            first = take(loader, 3)
-        for number, batch in enumerate(first):
+        for number, batch in enumerate(batches_of(dataset, 3)):
             place = site.finder.at_step(number)
             (shown,) = site.finder.make(place)
             assert place == Place(None, 0, number) and torch.equal(shown.batch.tokens, batch.tokens)
@@ -135,8 +135,7 @@ class TestChunks:
             site.finder.make(Place(None, 0, last))
 
     def test_batches_of_hooks(self, data: Path) -> None:
-        options = RunOptions(batch_size=None, packing_buffer_size=8)
-        site = Site(ShownRun.open(str(data / "tokens"), options, Packer()))
+        site = site_of(data / "tokens", Packer(), batch_size=None, packing_buffer_size=8)
         assert site.finder.hooks_decide and site.finder.start() == Place()
         dataset = get_train_dataset(
             data / "tokens", worker_config=alone(), packing_buffer_size=8, task_encoder=Packer(), chunks=Chunks()
@@ -149,33 +148,27 @@ class TestChunks:
             assert keys_of(site, shown.used) == list(again.__key__)
 
     def test_batches_by_encoded_tokens(self, data: Path) -> None:
-        options = RunOptions(batching={"strategy": "best_fit", "capacity": 100}, length_column=None)
-        site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
+        best_fit = {"strategy": "best_fit", "capacity": 100}
+        site = site_of(data / "tokens", Words(), batching=best_fit, length_column=None)
         batching = ByTokens(BY_TOKENS, length_column=None)
         dataset = get_train_dataset(
             data / "tokens", worker_config=alone(), batching=batching, task_encoder=Words(), chunks=Chunks(lanes=1)
         )
-        with get_savable_loader(dataset) as loader:
-            first = take(loader, 3)
-        for number, batch in enumerate(first):
+        for number, batch in enumerate(batches_of(dataset, 3)):
             (shown,) = site.finder.make(Place(None, 0, number))
             assert torch.equal(shown.batch.tokens, batch.tokens)
 
     def test_a_step_is_refused_where_nobody_knows_it(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "tokens"), RunOptions(packing_buffer_size=8), Packer()))
+        site = site_of(data / "tokens", Packer(), packing_buffer_size=8)
         with pytest.raises(UsageError, match="hooks make the batches"):
             site.finder.at_step(10)
 
 
 class TestStates:
     def test_a_state_says_how_the_run_is_and_where(self, data: Path, tmp_path: Path) -> None:
+        order = {"shuffle_buffer_size": 4, "max_samples_per_sequence": 2}
         dataset = get_train_dataset(
-            data / "blend.yaml",
-            worker_config=alone(2, seed=9),
-            batch_size=5,
-            shuffle_buffer_size=4,
-            max_samples_per_sequence=2,
-            task_encoder=Keep(),
+            data / "blend.yaml", worker_config=alone(2, seed=9), batch_size=5, task_encoder=Keep(), **order
         )
         loader = get_savable_loader(dataset)
         batches = iter(loader)
@@ -216,8 +209,6 @@ class TestFinding:
                 run.find_key(key, leaf)
 
     def test_keys_where_samples_are_left_out(self, tmp_path: Path) -> None:
-        from tests.conftest import write_dataset
-
         shards = {f"{name}.tar": [(f"{name}{n}", {"txt": b"x"}) for n in range(4)] for name in "abc"}
         split = {"train": ["c.tar", "a.tar"]}
         write_dataset(tmp_path / "set", shards, splits=split, exclude=["c.tar/c1"])

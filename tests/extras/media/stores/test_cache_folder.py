@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import stat
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.extras.media.cache_folder import CacheFolder
-from tests.testing import examples
+from tests.extras.media.stores.numbered_store import NumberedStore, value_of
+from tests.testing import examples, until
 
 MOST = 100
 
 
 def child(parent: Path, size: int) -> int:
     """A process that has a file of this size, and waits to be killed."""
-    ready, told = os.pipe()
     process = os.fork()
     if not process:
-        folder = CacheFolder(os.fspath(parent))
-        path = folder.reserve(size, MOST, MOST)
-        if path is not None:
-            with open(os.path.join(path, "file"), "wb") as file:
-                file.write(bytes(size))
-        os.write(told, b"1" if path else b"0")
+        path = CacheFolder(os.fspath(parent)).reserve(size, MOST, MOST)
+        Path(path or "", "file").write_bytes(bytes(size))
         signal.pause()
         os._exit(0)
-    assert os.read(ready, 1) == b"1"
-    os.close(ready)
-    os.close(told)
+    assert until(lambda: [*parent.rglob("file")])
     return process
-
-
-def kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
 
 
 @pytest.fixture
@@ -55,7 +49,7 @@ def test_what_a_killed_process_had_is_removed(folder: CacheFolder) -> None:
     assert folder.reserve(31, MOST, 10) is None
     folder.sweep()
     assert folder.reserve(31, MOST, 10) is None, "it lives"
-    kill(process)
+    kill_all([process])
     folder.sweep()
     assert folder.reserve(100, MOST, 10) is not None
     name, user = os.path.basename(folder.path), os.geteuid()
@@ -122,3 +116,104 @@ def test_the_sum_is_that_of_the_parts(
     for folder in folders:
         folder.close()
     assert os.listdir(parent) == []
+
+
+# -- eight processes share a cache, and are killed in the middle of what they do ---------------------------------------
+
+
+PROCESSES, LIMIT, LARGEST = 8, 400_000, 60_000
+
+
+def work(parent: Path, number: int) -> None:
+    """Fetch, and compare, until killed; the process ends by itself if anything is not whole."""
+    generator, store, pool = random.Random(number), NumberedStore(), pool_of(parent)
+    waiting: list[tuple[str, Any]] = []
+    while True:
+        key = f"{number}.{generator.randrange(50)}-{generator.randrange(1, LARGEST)}"
+        waiting.append((key, pool.get_lazy(store, key)))
+        if len(waiting) > 8:
+            key, lazy = waiting.pop(generator.randrange(len(waiting)))
+            if generator.random() < 0.9 and lazy.get() != value_of(key):
+                os._exit(3)
+        store.reads.clear()
+
+
+def pool_of(parent: Path) -> FileStoreCachePool:
+    pool = FileStoreCachePool(parent_cache_dir=parent, num_workers=2)
+    pool.max_cache_size = LIMIT
+    return pool
+
+
+def start(parent: Path, number: int) -> int:
+    process = os.fork()
+    if not process:
+        try:
+            work(parent, number)
+        finally:
+            os._exit(4)
+    return process
+
+
+def usage(parent: Path) -> int:
+    """Bytes of all files in the folders of processes."""
+    sizes: dict[int, int] = {}
+    for folder in os.scandir(parent):
+        if folder.is_dir():
+            with suppress(FileNotFoundError):
+                for file in os.scandir(folder):
+                    with suppress(FileNotFoundError):
+                        sizes[file.inode()] = file.stat().st_size  # it may be renamed meanwhile
+    return sum(sizes.values())
+
+
+def watch(parent: Path, seconds: float) -> list[int]:
+    """What is there again and again, each time while nobody may begin another file; until it is much."""
+    seen, begin = list[int](), time.monotonic()
+    while time.monotonic() < begin + seconds or (max(seen, default=0) <= LIMIT / 2 and time.monotonic() < begin + 60):
+        with CacheFolder(os.fspath(parent))._counting():
+            seen.append(usage(parent))
+        time.sleep(0.01)
+    return seen
+
+
+def stop(parent: Path, processes: list[int]) -> int:
+    """Stop them at a moment at which they have something on the disk; the bytes."""
+    for _ in range(100):
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(0.02)
+        if left := usage(parent):
+            return left
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+        time.sleep(0.02)
+    raise AssertionError("nothing was ever there")
+
+
+def kill_all(processes: list[int]) -> None:
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    for process in processes:
+        _, status = os.waitpid(process, 0)
+        assert os.WIFSIGNALED(status), f"a value was not whole, or something was raised: {status}"
+
+
+def test_never_above_the_limit_and_clean_after_a_crash(tmp_path: Path) -> None:
+    processes = [start(tmp_path, number) for number in range(PROCESSES)]
+    try:
+        seen = watch(tmp_path, 0.7)
+        kill_all(processes[:4])
+        del processes[:4]
+        processes += [start(tmp_path, number) for number in range(20, 22)]  # they clean up when they start
+        seen += watch(tmp_path, 0.7)
+        left = stop(tmp_path, processes)
+    finally:
+        kill_all(processes)
+    assert LIMIT / 2 < max(seen) <= LIMIT, (max(seen), len(seen))
+    assert usage(tmp_path) == left > 0, "there is something to clean up"
+    pool = pool_of(tmp_path)
+    assert usage(tmp_path) == 0 and list(tmp_path.iterdir()) == [], "the next start has done it"
+    lazy: Any = pool.get_lazy(NumberedStore(), "x-60000")
+    assert lazy.entry.send_to_cache_future.result(60) and lazy.get() == value_of("x-60000")
+    pool.close()
+    assert list(tmp_path.iterdir()) == []

@@ -6,20 +6,27 @@ import json
 import os
 import pickle
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from energon_lite import SourceInfo, TextSample
 from energon_lite.errors import DatasetError, MissingEntryError, NotPreparedError, UsageError
-from energon_lite.extras.media import ByteRangeStore, JsonlFileStore, SystemFileStore, WebdatasetFileStore
+from energon_lite.extras.media import (
+    ByteRangeStore,
+    JsonlFileStore,
+    SystemFileStore,
+    WebdatasetFileStore,
+    webdataset_store,
+)
 from energon_lite.extras.media.metadata import AVMetadata, ImageMetadata
 from energon_lite.storage import SampleDecoder
-from energon_lite.storage.prepare import prepare_dataset
+from energon_lite.storage.prepare import prepare_dataset, prepare_jsonl
 from energon_lite.storage.stores import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
+from tests.servers import upload
 
 METADATA = "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT, metadata_json TEXT)"
 
@@ -44,14 +51,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "files"
 
 
-def upload(folder: Path, name: str) -> str:
-    files = fsspec.filesystem("memory")
-    for path in folder.rglob("*"):
-        if path.is_file():
-            files.pipe_file(f"/{name}/{path.relative_to(folder)}", path.read_bytes())
-    return f"memory://{name}"
-
-
 def test_parts_of_a_prepared_data_set(prepared: Path) -> None:
     store = WebdatasetFileStore(prepared)
     again = pickle.loads(pickle.dumps(store))
@@ -74,16 +73,13 @@ def test_parts_that_are_not_there(prepared: Path, key: str) -> None:
 def test_a_key_that_two_samples_have(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     for shard in ("data/a.tar", "data/b.tar"):
         make_tar(shard, [("x.txt", shard.encode()), (f"{shard[5]}.txt", b"own")])
+    with pytest.raises(NotPreparedError):
+        WebdatasetFileStore(tmp_path / "data")
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0")
     store = WebdatasetFileStore(tmp_path / "data")
     assert store.get("b.txt") == b"own"
     with pytest.raises(DatasetError, match="2 samples have the key 'x'"):
         store.get("x.txt")
-
-
-def test_a_data_set_that_is_not_prepared(ten: Path) -> None:
-    with pytest.raises(NotPreparedError):
-        WebdatasetFileStore(ten)
 
 
 def test_lines_of_a_jsonl_file(tmp_path: Path) -> None:
@@ -162,11 +158,8 @@ def test_media_metadata(prepared: Path, folder: Path) -> None:
                 ("wrong", "smell", "{}"),
             ]
             connection.executemany("INSERT INTO media_metadata VALUES (?, ?, ?)", rows)
-    stores: list[Any] = [
-        WebdatasetFileStore(prepared),
-        SystemFileStore(folder),
-        SystemFileStore(upload(folder, "media")),
-    ]
+    files = [SystemFileStore(base) for base in (folder, upload(folder, "media"))]
+    stores: list[Any] = [WebdatasetFileStore(prepared), *files]
     for store in [*stores, DecodeFileStore(stores[0], decoder=SampleDecoder()), pickle.loads(pickle.dumps(stores[1]))]:
         assert store.get_media_metadata("3.jpg") == ImageMetadata(width=4, height=3, format="JPEG", mode="RGB")
         found = store.get_media_metadata("3.mp4")
@@ -179,11 +172,88 @@ def test_media_metadata(prepared: Path, folder: Path) -> None:
 
 
 def test_without_media_metadata(prepared: Path, folder: Path) -> None:
-    for store in (
-        WebdatasetFileStore(prepared),
-        SystemFileStore(folder),
-        SystemFileStore(),
-        SystemFileStore(upload(folder, "none")),
-    ):
+    files = [SystemFileStore(*base) for base in ([folder], [], [upload(folder, "none")])]
+    for store in (WebdatasetFileStore(prepared), *files):
         with pytest.raises(UsageError, match="media metadata"):
             store.get_media_metadata("3.jpg")
+
+
+# -- what a store has, as Energon's list it; no shard is read ----------------------------------------------------------
+
+
+@pytest.fixture
+def shards(make_tar: Callable[..., Path], tmp_path: Path) -> Path:
+    """Three shards; parts of all sizes, long names that need headers of their own, and keys with dots in folders."""
+    for shard, first in (("a", 0), ("b", 3), ("c", 7)):
+        members = []
+        for number in range(first, first + 3 + (shard == "b")):
+            key = f"{'deep.er/' * (number % 3 == 1)}{'k' * (150 if number == 4 else 1)}{number}"
+            members += [(f"{key}.txt", b"x" * (number * 211)), (f"{key}.seg.json", json.dumps([number]).encode())]
+        make_tar(f"data/{shard}.tar", members, tarfile.GNU_FORMAT)
+    prepare_dataset(tmp_path / "data", split_ratio="1,1,1")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"n": 0}\n\n  {"n": "long"}  \n{"n": 2}\n')
+    prepare_jsonl(path)
+    return path
+
+
+def test_what_a_prepared_data_set_has(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = WebdatasetFileStore(shards)
+    samples, parts = list(store.list_all_samples()), list(store.list_all_sample_parts())
+    assert len(samples) == len(store) == 10 and len(parts) == 20
+    assert [shard for _, _, shard in samples] == [0] * 3 + [1] * 4 + [2] * 3
+    for name, size, _ in parts:
+        assert len(store.get(name)) == size
+    for key, size, shard in samples:
+        assert [(f"{key}.{part}", *others) for part, *others in store.list_sample_parts(key)] == [
+            one for one in parts if one[0].startswith(f"{key}.")
+        ]
+        assert size % tarfile.BLOCKSIZE == 0 and shard in range(3)
+    assert store.get_total_size() == sum(size for _, size, _ in samples)
+    monkeypatch.setattr(webdataset_store, "_LISTED", 2)  # stretches end in the middle of a shard
+    assert list(store.list_all_samples()) == samples and list(store.list_all_sample_parts()) == parts
+    with pytest.raises(MissingEntryError, match="no sample 'nobody'"):
+        next(store.list_sample_parts("nobody"))
+    store.close()
+    assert store.get(parts[3][0])
+
+
+def test_what_a_jsonl_file_has(lines: Path) -> None:
+    store = JsonlFileStore(lines)
+    samples = list(store.list_all_samples())
+    assert [(key, shard) for key, _, shard in samples] == [("0", 0), ("1", 0), ("2", 0)]
+    assert sum(size for _, size, _ in samples) == store.get_total_size() == lines.stat().st_size
+    parts = list(store.list_all_sample_parts())
+    assert [json.loads(store.get(name))["n"] for name, _, _ in parts] == [0, "long", 2]
+    assert [part for key, _, _ in samples for part in store.list_sample_parts(key)] == parts
+    for key in ("3", "-1", "x", ""):
+        with pytest.raises(MissingEntryError):
+            next(store.list_sample_parts(key))
+
+
+def test_the_same_as_energon_lists(shards: Path, lines: Path) -> None:
+    pytest.importorskip("megatron.energon")
+    from megatron.energon.cache.file_store import JsonlFileStore as TheirJsonl
+    from megatron.energon.cache.file_store import WebdatasetFileStore as TheirWebdataset
+    from megatron.energon.epathlib import EPath
+
+    def listed(store: Any, key: str) -> list[Any]:
+        return [*store.list_all_sample_parts(), *store.list_sample_parts(key), store.get_total_size(), len(store)]
+
+    theirs, ours = TheirWebdataset(EPath(shards)), WebdatasetFileStore(shards)
+    assert list(ours.list_all_samples()) == list(theirs.list_all_samples())
+    for key, _, _ in ours.list_all_samples():
+        assert listed(ours, key) == listed(theirs, key)
+        assert list(ours.list_sample_parts(key, slow_mode=True)) == list(theirs.list_sample_parts(key, slow_mode=True))
+    their_lines, our_lines = TheirJsonl(EPath(lines)), JsonlFileStore(lines)
+    assert our_lines.get_total_size() == their_lines.get_total_size()
+    for key in "012":
+        assert list(our_lines.list_sample_parts(key)) == list(their_lines.list_sample_parts(key))
+    # Energon's lists count lines from 1, and so name a part that is not there, and leave out the first.
+    shifted = [(str(int(key) + 1), size, shard) for key, size, shard in our_lines.list_all_samples()]
+    assert shifted == list(their_lines.list_all_samples())
