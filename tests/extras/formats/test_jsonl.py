@@ -75,11 +75,8 @@ def test_the_index_is_the_one_that_energon_writes(tmp_path: Path, file: tuple[by
 
 def test_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}')
-    source = WebdatasetSource.open(tmp_path / "x.jsonl")
-    assert [SampleReader(source).sample(number).parts for number in range(2)] == [
-        {"json": b'{"a": 1}'},
-        {"json": b'{"a": 2}'},
-    ]
+    reader = SampleReader(WebdatasetSource.open(tmp_path / "x.jsonl"))
+    assert [reader.sample(number).parts["json"] for number in range(2)] == [b'{"a": 1}', b'{"a": 2}']
     assert not scan_jsonl(str(tmp_path / "x.jsonl")).notes
 
 
