@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    EnergonLiteError,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    register_source,
-)
+from energon_lite import EnergonLiteError, get_savable_loader, get_train_dataset, get_val_dataset, register_source
+from energon_lite.config.leaf_spec import Subset
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
 from energon_lite.extras.energon import build_filter_index, build_filter_index_from_shard_indexes
 from energon_lite.extras.energon.sample_filters import SampleFilter
@@ -179,17 +175,8 @@ def test_of_a_jsonl_file_and_beside_measured_skips(leaf: Path, tmp_path: Path) -
     one = source(leaf, "tokens < 100", skips="skip")
     assert [one.column("length")[number] for number in range(len(one))] == [0, 20, 40, 60, 80]
     assert (one.skipped, one.choice.filtered) == (25, 20)
-    span = WebdatasetSource.open(str(leaf), filters=[SampleFilter("tokens >= 100")], subset=Half())
+    span = source(leaf, "tokens >= 100", subset=Subset(stop=Fraction(1, 2)))
     assert [int(length) for length in span.column("length")] == [*range(100, 250, 10)]
-
-
-class Half:
-    """The first half."""
-
-    origin = ""
-
-    def bounds(self, samples: int) -> tuple[int, int]:
-        return 0, samples // 2
 
 
 class Numbers:
@@ -210,7 +197,7 @@ class Numbers:
 
 
 def test_of_a_source_of_ones_own() -> None:
-    register_source("filtered", open_numbers)
+    register_source("filtered", lambda url, split_part: Numbers())
 
     def dataset(text: str) -> Any:
         return get_val_dataset("filtered://x", batch_size=4, worker_config=ALONE, filter=text)
@@ -229,17 +216,12 @@ def test_of_a_source_of_ones_own() -> None:
         dataset("score < 0")
 
 
-def open_numbers(url: str, split_part: str) -> Numbers:
-    return Numbers()
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_a_condition_is_stored_under_a_name(leaf: Path) -> None:
-    assert "filter 'short' keeps 6 of 50 samples" in output_of(
-        "filter", leaf, "short", "tokens < 120 and tokens % 20 == 0"
-    )
+    output = output_of("filter", leaf, "short", "tokens < 120 and tokens % 20 == 0")
+    assert "filter 'short' keeps 6 of 50 samples" in output
     assert len(get_val_dataset(leaf, filter="short", worker_config=ALONE).leaves[0].source) == 6
     assert command("filter", leaf, "short", "tokens < 30")[0] == 1
     assert "keeps 3 of 50" in output_of("filter", leaf, "short", "tokens < 30", "--force-overwrite")
