@@ -100,39 +100,24 @@ def print_error(exc, key):
 
 
 def datasets_provider(path: str, config: WorkerConfig) -> tuple[SavableDataset[Rows], list, list, list[bool]]:
-    shared: dict[str, Any] = {
-        "batch_size": BATCH,
-        "task_encoder": Encoder(),
-        "worker_config": config,
-        "packing_buffer_size": None,
-        "handler": print_error,
-        "image_decode": "pil",
-    }
+    shared: dict[str, Any] = {"batch_size": BATCH, "task_encoder": Encoder(), "worker_config": config}
+    shared |= {"packing_buffer_size": None, "handler": print_error, "image_decode": "pil"}
     train = get_train_dataset(
         path, virtual_epoch_length=1000, max_samples_per_sequence=100, shuffle_buffer_size=100, **shared
     )
-    validation = [
-        LimitDataset(
-            RepeatDataset(one, worker_config=config), length=BATCHES, worker_config=config, reset_after_epoch=True
-        )
-        for one, _ in get_val_datasets(path, **shared)
-    ]
+    limit: dict[str, Any] = {"worker_config": config, "reset_after_epoch": True}
+    repeated = (RepeatDataset(one, worker_config=config) for one, _ in get_val_datasets(path, **shared))
+    validation = [LimitDataset(one, length=BATCHES, **limit) for one in repeated]
     wrapped = get_val_datasets(path, limit=None, **shared)
-    plain = [LimitDataset(one, length=3, worker_config=config, reset_after_epoch=True) for one, _ in wrapped]
+    plain = [LimitDataset(one, length=3, **limit) for one, _ in wrapped]
     return train, validation, plain, [str(source.paths[0]) == path for _, source in wrapped]
 
 
 def main(path: str) -> None:
     found: dict = {"library": get_train_dataset.__module__.split(".")[0]}
     for workers in (0, 2):
-        config = WorkerConfig(
-            rank=0,
-            world_size=1,
-            num_workers=workers,
-            data_parallel_group=None,
-            worker_debug_path=None,
-            worker_log_level=0,
-        )
+        given: dict[str, Any] = {"data_parallel_group": None, "worker_debug_path": None, "worker_log_level": 0}
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers, **given)
         train, validation, plain, paths = datasets_provider(path, config)
         loader: SavableDataLoader[dict] = get_savable_loader(train, worker_config=config)
         batches = iter(loader)
@@ -145,9 +130,9 @@ def main(path: str) -> None:
         checkpoint.seek(0)
         again.restore_state_global(torch.load(checkpoint, weights_only=False)["dataloader_state"], src_rank=None)
         resumed = iter(again)
+        loaders = [get_loader(one[0], worker_config=config) for one in (validation, plain)]
         evaluated = [
-            [[{"keys": batch["keys"], "tokens": batch["tokens"].tolist()} for batch in one] for _ in range(2)]
-            for one in (get_loader(each[0], worker_config=config) for each in (validation, plain))
+            [[[batch["keys"], batch["tokens"].tolist()] for batch in one] for _ in range(2)] for one in loaders
         ]
         found[f"{workers} workers"] = {
             "exact": [next(resumed)["keys"] for _ in range(4)] == after,
