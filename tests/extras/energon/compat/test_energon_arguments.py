@@ -12,13 +12,24 @@ from typing import Any
 
 import megatron.energon
 import pytest
+import torch
 from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
 import energon_lite
-from energon_lite import TaskEncoder, WorkerConfig, cooker, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import (
+    SavableDataLoader,
+    TaskEncoder,
+    WorkerConfig,
+    cooker,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.energon.compat.install import tell_torch
+from energon_lite.loading.executors import worker_process
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE
+from tests.testing import ALONE, alone, take
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -80,7 +91,7 @@ def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, l
     path = str(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl")
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_debug_path=path, worker_log_level=level)
     with get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)) as loader:
-        keys = [batch.__key__ for _, batch in zip(range(3), loader, strict=False)]
+        keys = [batch.__key__ for batch in take(loader, 3)]
     files = list(tmp_path.glob("debug/worker_0_*.jsonl"))
     assert len(files) == level
     if level:
@@ -116,10 +127,8 @@ def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) ->
 
 def test_a_log_level_without_a_path(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     config = WorkerConfig(rank=0, world_size=1, worker_log_level=2)
-    with (
-        caplog.at_level(logging.WARNING),
-        get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)),
-    ):
+    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)
+    with caplog.at_level(logging.WARNING), get_savable_loader(dataset):
         assert "worker_debug_path" in caplog.text
 
 
@@ -162,3 +171,32 @@ def test_a_form_of_films_that_nobody_knows() -> None:
     with pytest.raises(UsageError, match="av_decode 'AVDecode' is unknown") as error:
         SampleDecoder(av_decode="AVDecode")
     assert "'AVDecoder'" in str(error.value.fix)
+
+
+# -- torch's information about a worker, in hooks ---------------------------------------------------------------------
+
+
+class Teller(TaskEncoder):
+    """Batches say which worker made them, as torch tells it."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        info = torch.utils.data.get_worker_info()
+        return "none" if info is None else f"{info.id - ALONE.rank_worker_id()} of {info.num_workers}"
+
+
+def _loader(path: Path, workers: int, **options: Any) -> SavableDataLoader:
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=Teller(), worker_config=alone(workers))
+    return get_savable_loader(dataset, **options)
+
+
+@pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
+def test_torch_tells_hooks_of_their_worker(
+    leaf_of: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, method: str, told: bool
+) -> None:
+    monkeypatch.setattr(worker_process, "on_begin", tell_torch if told else None)
+    with _loader(leaf_of(50), 2, start_method=method) as loader:
+        found = {*take(loader, 8)}
+    assert found == {"0 of 2" if told else "none"}
+    assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
+    with _loader(leaf_of(50), 0) as loader:
+        assert next(iter(loader)) == "none"
