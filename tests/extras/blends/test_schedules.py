@@ -79,12 +79,6 @@ def test_a_ramp_through_a_loader(write_weights: WriteWeights, tmp_path: Path) ->
 # -- edited while the run goes on -----------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_with_other_stages_ahead(write_weights: WriteWeights) -> None:
-    """No sample is lost or shown again: a leaf's stream goes on where it was."""
-    before, after = write_weights({0: 1, 4096: 3}, 1), write_weights({"linear": {0: 1, 4096: 1, 8000: 0}}, 1)
-    _state_that_goes_on(_loader, before, after, 100, 900)
-
-
 def test_batches_by_tokens_go_on_with_other_stages_ahead(
     write_weights: WriteWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:

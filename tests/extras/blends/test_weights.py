@@ -36,8 +36,6 @@ from energon_lite.extras.blends.weight_schedule import (
 )
 from energon_lite.loading.metadataset_keys import by_samples
 from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.orders import BlendOrder
-from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
 from tests.core.config.test_wrong_documents import check_wrong_document
 from tests.testing import ALONE, examples, invoke
@@ -300,29 +298,6 @@ def test_slopes_follow_the_weights_in_tokens(
         bound = 1.0 if is_short else 1e-9 if position in knots else 0.0012
         assert max(abs(one / sum(tokens) - share) for one, share in zip(tokens, wanted, strict=True)) <= bound
     assert len(starts) < 200 * len(knots)
-
-
-@settings(max_examples=examples(3))
-@given(seed=st.integers(0, 2**32), position=st.integers(1 << 20, 10**12))
-def test_a_thousand_sources_keep_to_their_shares_of_tokens(seed: int, position: int) -> None:
-    """At any position, a source is off by two of its mean samples and what its unfinished epoch may be off by, and by
-    its share of what the others are."""
-    choose, count = np.random.default_rng(seed), 1000
-    lengths = [choose.integers(10, 10 ** choose.integers(2, 6), choose.integers(1, 300)) for _ in range(count)]
-    weights = 10 ** choose.uniform(-6, 0, count)
-    found = weighted(weights.tolist(), lengths)
-    orders = [LeafOrder(length=len(own), key=number) for number, own in enumerate(lengths)]
-    order = BlendOrder(orders, [spec.weight for spec in found], key=seed)
-    tokens, bounds = np.zeros(count), np.zeros(count)
-    leaves = Leaves(orders)
-    for leaf, shown in enumerate(order.counts_before(position).tolist()):
-        own = lengths[leaf]
-        epochs, rest = divmod(shown, len(own))
-        index, _ = leaves.lookup(np.full(rest, leaf), epochs * len(own) + np.arange(rest))
-        tokens[leaf] = epochs * own.sum() + own[index].sum()
-        bounds[leaf] = 2 * own.mean() + len(own) * np.ptp(own) / 4
-    share = weights / weights.sum()
-    assert (np.abs(tokens - share * tokens.sum()) <= bounds + share * bounds.sum()).all()
 
 
 def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[..., Path], tmp_path: Path) -> None:
