@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages, stages_from
-from energon_lite.extras.blends.stages import Ideal, ShareIntegral, StagedBlend, _times, last_position
+from energon_lite.extras.blends.stages import Ideal, ShareIntegral, StagedBlend, last_position
 from energon_lite.extras.blends.stages import WeightStage as Stage
 from energon_lite.extras.tools.order_arrays import build_blend_index
 from energon_lite.order.blend import BLOCK, Blend, integer_shares
@@ -235,13 +235,6 @@ def exact(ideal: Ideal) -> list[Fraction]:
         Fraction(whole) + Fraction(fraction, 1 << 62)
         for whole, fraction in zip(ideal.whole.tolist(), ideal.fraction.tolist(), strict=True)
     ]
-
-
-@given(shares=st.lists(st.integers(0, 1 << 62), min_size=1, max_size=9), x=st.integers(0, 1 << 93))
-def test_products_of_large_integers(shares: list[int], x: int) -> None:
-    found = _times(np.array([*shares, 0, 1 << 62]), x)
-    for share, value in zip([*shares, 0, 1 << 62], exact(found), strict=True):
-        assert value == Fraction(share * x >> 31, 1 << 62)
 
 
 @given(first=shares_at_once, data=st.data(), start=st.integers(0, 2**50), length=st.integers(1, 2**61))

@@ -48,7 +48,7 @@ def test_sample_types(shards: Path, tools: Any, sample_type: str) -> None:
 
 
 def test_crude_data(shards: Path, tools: Any) -> None:
-    """All parts of a sample, decoded and as they are stored; and some parts, with subflavors."""
+    """All parts of a sample, decoded and as they are stored."""
     tools.energon_prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
     samples = compare(tools, shards, "train", 15)
     assert {name for sample in samples for name in sample} >= {"jpg", "png", "json", "mp", "npy", "bin", "__shard__"}
@@ -59,10 +59,6 @@ def test_crude_data(shards: Path, tools: Any) -> None:
         raw = SampleReader(source).sample(number)
         assert raw.parts == {name: value for name, value in sample.items() if not name.startswith("__")}
         assert (raw.source.shard_name, raw.source.file_names) == sample["__sources__"][0]
-    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt", "cls"]}
-    tools.write_meta(shards, "dataset.yaml", document | {"subflavors": {"source": "web", "stage": 2}})
-    for sample in compare(tools, shards, "train", 15, subflavors={"stage": 3}):
-        assert sample["__subflavors__"] == {"source": "web", "stage": 3} and "json" not in sample
 
 
 def test_splits(shards: Path, tools: Any) -> None:
@@ -110,15 +106,6 @@ def database(path: Path) -> dict[str, Any]:
         kinds = connection.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall()
         columns = {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in tables}
         return tables | {"kinds": kinds, "columns": columns}
-
-
-def test_energon_finds_our_samples_by_key(shards: Path, tools: Any) -> None:
-    """``index.sqlite`` is what Energon uses for auxiliary data."""
-    tools.lite_prepare(shards, "--split-ratio", "1,0,0")
-    from megatron.energon.cache.file_store import WebdatasetFileStore
-
-    data, source = WebdatasetFileStore(EPath(str(shards)))["deep.er/long/0004.txt"]
-    assert (data, source.shard_name) == ("text 4 ü".encode(), "train/part-001.tar")
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])

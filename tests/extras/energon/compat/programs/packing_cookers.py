@@ -1,11 +1,13 @@
 """A packing encoder with cookers of its own, and the script that writes its data: crude shards by webdataset, indexed
-by Energon's functions and checked by loading one sample, then packed. Run under energon_lite.extras.energon, and by
+by Energon's functions and checked by loading one sample, then packed. Validation is wrapped to a number of batches, and
+the state of all ranks is in the trainer's checkpoint. Run under energon_lite.extras.energon, and by
 Energon.
 
 Prints a line of JSON. Arguments: a folder in which the data are made.
 """
 
 import bisect
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from megatron.energon import (
     Batch,
     Cooker,
     DefaultTaskEncoder,
+    LimitDataset,
+    RepeatDataset,
     Sample,
     StandardWebdatasetFactory,
     VQASample,
@@ -28,6 +32,7 @@ from megatron.energon import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
     stateless,
 )
 from megatron.energon.dataset_config import load_config
@@ -203,13 +208,20 @@ def main(folder: str) -> None:
         options: dict = {"batch_size": 2, "packing_buffer_size": 12, "task_encoder": Packer(), "worker_config": config}
         val = get_val_dataset(str(path), split_part="val", **options)
         found[f"val, {workers} workers"] = list(get_loader(val))
+        ((talks, source),) = get_val_datasets(str(root / "talk"), split_part="val", **options)
+        repeated = RepeatDataset(talks, worker_config=config)
+        limited = get_loader(LimitDataset(repeated, length=5, worker_config=config, reset_after_epoch=True))
+        found[f"limited, {workers} workers"] = [str(source.paths[0]), *([*limited] for _ in range(2))]
         options |= {"shuffle_buffer_size": 100, "max_samples_per_sequence": None}
         train, again = (get_savable_loader(get_train_dataset(str(path), **options)) for _ in range(2))
+        found["torch loader"] = isinstance(train, torch.utils.data.DataLoader)
         batches = iter(train)
         seen = [next(batches) for _ in range(4)]
-        state = train.save_state_rank()
+        checkpoint = io.BytesIO()
+        torch.save({"dataloader_state": train.save_state_global(global_dst_rank=0)}, checkpoint)
         after = [next(batches) for _ in range(3)]
-        again.restore_state_rank(state)
+        checkpoint.seek(0)
+        again.restore_state_global(torch.load(checkpoint, weights_only=False)["dataloader_state"], src_rank=None)
         resumed = iter(again)
         found[f"train, {workers} workers"] = {
             "exact": [next(resumed) for _ in range(3)] == after,
