@@ -26,8 +26,7 @@ from tests.testing import examples, killed_at_every_step
 
 
 def values_of(data: Path, name: str) -> list[int]:
-    values: list[int] = np.asarray(WebdatasetSource.open(data).column(name)).tolist()
-    return values
+    return list(np.asarray(WebdatasetSource.open(data).column(name)).tolist())
 
 
 class Costs(TaskEncoder):

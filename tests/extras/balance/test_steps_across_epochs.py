@@ -54,8 +54,7 @@ def evenness(step: list[list[Span]], columns: dict[str, Ints], ranks: int) -> In
         index = [index for _, index, *_ in spans]
         loads[:, place] = [(columns["tokens"][index] ** 2).sum(), *(columns[name][index].sum() for name in OTHERS)]
     sums = loads.reshape(3, -1, ranks).sum(axis=1)
-    made: Ints = sums.mean(axis=1) / sums.max(axis=1)
-    return made
+    return np.divide(sums.mean(axis=1), sums.max(axis=1))
 
 
 def epochs_of(step: list[list[Span]]) -> set[int]:

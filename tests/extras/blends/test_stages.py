@@ -271,19 +271,21 @@ def runs(draw: st.DrawFn) -> tuple[list[int], BlendOrder]:
     return leaves, BlendOrder([rebase.leaf_order(leaf) for leaf in leaves], Stages(stages), key=1)
 
 
-@given(
-    chain=st.lists(st.tuples(st.one_of(runs(), runs(), rebase.recipes()), st.integers(0, 6000)), min_size=1, max_size=4)
+def of_core(law: Any) -> Any:
+    """A law of rebases, to be tried on runs in stages."""
+    return law.hypothesis.inner_test
+
+
+some = st.lists(st.tuples(st.one_of(runs(), runs(), rebase.recipes()), st.integers(0, 6000)), min_size=1, max_size=4)
+test_each_leafs_stream_has_no_gap_and_no_repetition = given(chain=some)(
+    of_core(rebase.test_each_leafs_stream_has_no_gap_and_no_repetition)
 )
-def test_each_leafs_stream_has_no_gap_and_no_repetition(chain: Any) -> None:
-    rebase.test_each_leafs_stream_has_no_gap_and_no_repetition.hypothesis.inner_test(chain)  # type: ignore[attr-defined]
 
 
 @given(recipe=runs(), position=st.one_of(st.integers(0, 20_000), st.integers(0, 2**55)), span=st.integers(1, 100))
 def test_far_out_too_and_at_random(recipe: Any, position: int, span: int) -> None:
-    rebase.test_far_out_too_and_at_random.hypothesis.inner_test(recipe, position, span)  # type: ignore[attr-defined]
-    rebase.test_counts_before_are_what_is_shown_before.hypothesis.inner_test(  # type: ignore[attr-defined]
-        recipe, position % 20_000
-    )
+    of_core(rebase.test_far_out_too_and_at_random)(recipe, position, span)
+    of_core(rebase.test_counts_before_are_what_is_shown_before)(recipe, position % 20_000)
 
 
 def test_a_stage_keeps_its_place_in_the_run() -> None:

@@ -1,7 +1,8 @@
-"""Parquet and Arrow files as sources, and which files a path means."""
+"""Parquet and Arrow files as sources, and which files a path means; Lance data sets."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import pickle
 from pathlib import Path
@@ -24,7 +25,7 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
-from energon_lite.extras.formats import held_tables
+from energon_lite.extras.formats import held_tables, lance
 from energon_lite.extras.formats.tables import find_files, open_source
 from tests.tables_by_hand import write_table
 from tests.testing import examples
@@ -263,3 +264,32 @@ def test_folders_of_splits(tmp_path: Path) -> None:
     assert found(str(tmp_path), "", "val") == ["dev/0.parquet"]
     assert found(str(tmp_path), "*/*.parquet", "train") == ["train/0.parquet"]
     assert found(str(tmp_path), "dev", "train") == ["dev/0.parquet"]
+
+
+# -- Lance data sets, where ``pylance`` is installed; and what is said where it is not --------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lance") is not None, reason="pylance is installed")
+def test_without_the_package(tmp_path: Path) -> None:
+    (tmp_path / "a.lance").mkdir()
+    with pytest.raises(UsageError, match="need the package pylance") as error:
+        lance.open_source(str(tmp_path / "a.lance"), "train")
+    assert error.value.fix == "pip install 'energon-lite[lance]'"
+
+
+def test_rows(tmp_path: Path) -> None:
+    pylance = pytest.importorskip("lance")
+    path = str(tmp_path / "a.lance")
+    table = pa.table({"text": [f"t{n}" for n in range(9)], "tokens": [[n] * (n % 3) for n in range(9)]})
+    pylance.write_dataset(table, path, max_rows_per_file=4)
+    source = lance.open_source(path, "train")
+    identity = source.identity
+    assert len(source) == 9 and source.read(7)["text"] == "t7"
+    assert source.read_many([8, 0, 4])["text"] == ["t8", "t0", "t4"]
+    assert source.column("tokens").tolist() == [n % 3 for n in range(9)]
+    assert pickle.loads(pickle.dumps(source)).select(frozenset(["text"])).read(1) == {"text": "t1"}
+    with pytest.raises(DataIndexError, match="no column 'x'"):
+        source.column("x")
+    pylance.write_dataset(table, path, mode="append")
+    assert len(lance.open_source(path, "train")) == 18 != len(source)
+    assert lance.open_source(path, "train").identity != identity

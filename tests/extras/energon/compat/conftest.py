@@ -178,6 +178,8 @@ def equal(one: Any, other: Any) -> bool:
 
     if type(one) is not type(other):
         return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray):

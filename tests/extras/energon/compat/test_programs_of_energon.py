@@ -40,8 +40,7 @@ def run(arguments: Sequence[str | Path], *, cwd: Path = ROOT, code: int = 0) -> 
 
 
 def results(arguments: Sequence[str | Path]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(arguments).strip().splitlines()[-1])
-    return found
+    return dict(json.loads(run(arguments).strip().splitlines()[-1]))
 
 
 def write_captions(root: Path, tools: Any, shards: int = 6, first: int = 0, each: int = 10, train: int = 4) -> None:

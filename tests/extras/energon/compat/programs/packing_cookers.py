@@ -208,6 +208,7 @@ def main(folder: str) -> None:
         options: dict = {"batch_size": 2, "packing_buffer_size": 12, "task_encoder": Packer(), "worker_config": config}
         val = get_val_dataset(str(path), split_part="val", **options)
         found[f"val, {workers} workers"] = list(get_loader(val))
+        found["length"] = len(get_loader(val))
         ((talks, source),) = get_val_datasets(str(root / "talk"), split_part="val", **options)
         repeated = RepeatDataset(talks, worker_config=config)
         limited = get_loader(LimitDataset(repeated, length=5, worker_config=config, reset_after_epoch=True))
