@@ -1,6 +1,8 @@
 """The time that a sample takes: exact integers, that add up, whatever their size. Coefficients are found again by the
 times that they make, noise and all; what cannot be told is refused."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,25 +25,12 @@ SHAPE = TransformerShape(hidden_size=4, num_layers=2, num_heads=2, ffn_size=8, v
 
 def test_the_terms_of_each_kind_of_work() -> None:
     nano = 10**9
-    model = CostModel(
-        Quadratic(2 * nano, 3 * nano, 5 * nano),
-        encoder=Quadratic(7 * nano, 11 * nano, 13 * nano),
-        head=17 * nano,
-        columns={"seconds": 19 * nano},
-    )
-    sizes = {
-        "tokens": [10, 0],
-        "images": [2, 0],
-        "patches": [4 + 9, 0],
-        "squared_patches": [16 + 81, 0],
-        "loss_tokens": [6, 0],
-        "seconds": [1, 0],
-    }
+    language, encoder = Quadratic(2 * nano, 3 * nano, 5 * nano), Quadratic(7 * nano, 11 * nano, 13 * nano)
+    model = CostModel(language, encoder, 17 * nano, columns={"seconds": 19 * nano})
+    sizes = {"tokens": 10, "images": 2, "patches": 4 + 9, "squared_patches": 16 + 81, "loss_tokens": 6, "seconds": 1}
     assert model.kinds == ("language", "encoder", "head", "seconds")
-    assert model.costs(sizes).T.tolist() == [
-        [2 * 100 + 3 * 10 + 5, 7 * 97 + 11 * 13 + 13 * 2, 17 * 6, 19],
-        [5, 0, 0, 0],
-    ]
+    costs = model.costs({name: [size, 0] for name, size in sizes.items()})  # of it, and of an empty one
+    assert costs.T.tolist() == [[2 * 100 + 3 * 10 + 5, 7 * 97 + 11 * 13 + 13 * 2, 17 * 6, 19], [5, 0, 0, 0]]
     assert model.image_costs([4, 9]).sum() == 7 * 97 + 11 * 13 + 13 * 2
 
 
@@ -120,7 +109,7 @@ TRUE = CostModel(Quadratic(3 * 10**9, 2 * 10**12, 10**14), Quadratic(5 * 10**9, 
 def micro_batches(count: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Packed rows of text and images, as sums over their samples."""
     rng = np.random.default_rng(seed)
-    found: dict[str, list[int]] = {}
+    found = defaultdict(list)
     for _ in range(count):
         tokens = rng.lognormal(6, 1, rng.integers(1, 12)).astype(int) + 1
         patches = rng.integers(64, 2048, rng.integers(0, 9))
@@ -134,7 +123,7 @@ def micro_batches(count: int, seed: int = 0) -> dict[str, np.ndarray]:
             "loss_tokens": (tokens * rng.random(len(tokens))).sum(),
         }
         for name, value in sums.items():
-            found.setdefault(name, []).append(int(value))
+            found[name].append(int(value))
     return {name: np.array(values) for name, values in found.items()}
 
 
@@ -180,11 +169,8 @@ def test_the_least_squares_are_the_least_there_are(columns: int, rows: int, seed
 def test_what_comes_together_is_told_apart_by_what_was_expected() -> None:
     sizes = micro_batches(80)
     # Each segment has one image of 100 patches.
-    sizes |= {
-        "images": sizes["segments"],
-        "patches": 100 * sizes["segments"],
-        "squared_patches": 10**4 * sizes["segments"],
-    }
+    sizes |= {"images": sizes["segments"], "patches": 100 * sizes["segments"]}
+    sizes |= {"squared_patches": 10**4 * sizes["segments"]}
     times = TRUE.micro_batch_costs(sizes) / 1e9 * np.random.default_rng(0).normal(1, 0.02, 80)
     expected = CostModel(Quadratic(3, 2000), Quadratic(5, 1000))  # by a shape, in another unit
     fit = fit_costs(sizes, times, expected).model

@@ -277,9 +277,11 @@ def of_core(law: Any) -> Any:
 
 
 some = st.lists(st.tuples(st.one_of(runs(), runs(), rebase.recipes()), st.integers(0, 6000)), min_size=1, max_size=4)
-test_each_leafs_stream_has_no_gap_and_no_repetition = given(chain=some)(
-    of_core(rebase.test_each_leafs_stream_has_no_gap_and_no_repetition)
-)
+
+
+@given(chain=some)
+def test_each_leafs_stream_has_no_gap_and_no_repetition(chain: Any) -> None:
+    of_core(rebase.test_each_leafs_stream_has_no_gap_and_no_repetition)(chain)
 
 
 @given(recipe=runs(), position=st.one_of(st.integers(0, 20_000), st.integers(0, 2**55)), span=st.integers(1, 100))

@@ -42,16 +42,12 @@ def upload(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     prepare_dataset(ten, split_ratio="1,0,0")
 
     def upload() -> None:
-        copy(ten, memory, without="energon_lite.idx")
+        for path in ten.rglob("*"):
+            if path.is_file() and path.name != "energon_lite.idx":
+                memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
 
     upload()
     return upload
-
-
-def copy(ten: Path, memory: Any, without: str = "") -> None:
-    for path in ten.rglob("*"):
-        if path.is_file() and path.name != without:
-            memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
 
 
 def samples(source: WebdatasetSource) -> list[Any]:
@@ -88,21 +84,6 @@ def test_the_samples_are_those_of_the_local_folder(
 def test_with_a_database_shards_are_not_read(upload: object, requests: list[Any]) -> None:
     WebdatasetSource.open(URL)
     assert sorted(requests) == [(f"/bucket/ten/{name}", 0, 512) for name in ("a.tar", "b.tar", "sub/c.tar")]
-
-
-def test_one_that_energon_prepared(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("megatron.energon")
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors.webdataset import BaseWebdatasetFactory
-
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    names = ["a.tar", "b.tar", "sub/c.tar"]
-    BaseWebdatasetFactory.prepare_dataset(EPath(str(ten)), names, split_parts_ratio=[("train", 1.0)], workers=1)
-    copy(ten, memory)
-    monkeypatch.setattr(making, "scan_remote_shard", None)  # the database says it all
-    there = WebdatasetSource.open(URL)
-    local = WebdatasetSource.open(ten)
-    assert samples(there) == samples(local) and there.contents == local.contents
 
 
 def test_a_changed_set_is_noticed(upload: Callable[[], None], ten: Path, make_tar: Any, tmp_path: Path) -> None:

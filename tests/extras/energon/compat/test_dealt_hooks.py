@@ -105,7 +105,7 @@ def theirs(build: Callable[[Any], Any], rank: int, world: int, workers: int) -> 
 
 def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
     config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    dataset = compat.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
+    dataset = compat.get_val_dataset(str(path), worker_config=config, **{"split_part": "val", **arguments})
     return mine.get_savable_loader(dataset, start_method="main")  # workers change nothing else
 
 
@@ -214,10 +214,8 @@ def test_it_goes_on_where_it_was_cut(
 ) -> None:
     leaf = leaf_of(size, "a")
 
-    def loader(rank: int, ranks: int = world, each: int = workers) -> Any:
-        config = mine.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
-        dataset = compat.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
-        return mine.get_savable_loader(dataset, start_method="main")
+    def loader(rank: int, each: int = workers) -> Any:
+        return loader_of(leaf, rank, world, each, split_part="train", **content.arguments())
 
     def begin(rank: int) -> Any:
         one = loader(rank)
@@ -240,7 +238,7 @@ def test_it_goes_on_where_it_was_cut(
             assert repr(loader(0).restore_sample(batch["__restore_key__"])) == repr(batch)
     if whole[0]:
         with pytest.raises(StateMismatchError, match="dealt_to"):
-            loader(0, world, workers + 1).restore_state_rank(begun[0][1])
+            loader(0, workers + 1).restore_state_rank(begun[0][1])
 
 
 def test_who_says_what_becomes_of_chunks_is_not_dealt_to(data: Path) -> None:

@@ -93,10 +93,14 @@ def test_loaders_are_called_as_theirs(leaf_of: Any, name: str) -> None:
             next(iter(loader))
 
 
+def debugged(path: Path, workers: int, level: int = 1) -> WorkerConfig:
+    options: dict[str, Any] = {"worker_debug_path": str(path), "worker_log_level": level}
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers, **options)
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, level: int) -> None:
-    path = str(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_debug_path=path, worker_log_level=level)
+    config = debugged(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl", 0, level)
     with get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)) as loader:
         keys = [batch.__key__ for batch in take(loader, 3)]
     files = list(tmp_path.glob("debug/worker_0_*.jsonl"))
@@ -108,8 +112,7 @@ def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, l
 
 @pytest.mark.parametrize("start_method", ["fork", "thread"])
 def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method: Any) -> None:
-    path = str(tmp_path / "{worker_id}.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    config = debugged(tmp_path / "{worker_id}.jsonl", 2)
     dataset = get_val_dataset(leaf_of(20), split_part="train", batch_size=2, worker_config=config)
     with get_savable_loader(dataset, start_method=start_method) as loader:
         keys = [batch.__key__ for batch in loader]
@@ -125,8 +128,7 @@ def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method
 
 
 def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "debug.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    config = debugged(tmp_path / "debug.jsonl", 2)
     with get_savable_loader(get_train_dataset(leaf_of(20), batch_size=2, worker_config=config)) as loader:
         next(iter(loader))
     assert len((tmp_path / "debug.jsonl").read_text().splitlines()) == 2

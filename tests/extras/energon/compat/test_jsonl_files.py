@@ -57,15 +57,6 @@ class Tokens(TaskEncoder):
         return {"tokens": np.array(sample["json"]["tokens"])}
 
 
-@pytest.mark.parametrize(("prepared_by", "decode"), [("energon", True), ("us", False)])
-def test_both_libraries_read_the_same(tmp_path: Path, tools: Any, prepared_by: str, decode: bool) -> None:
-    path = write(tmp_path / "chats.jsonl", 25)
-    (tools.energon_prepare if prepared_by == "energon" else tools.lite_prepare)(path)
-    theirs = tools.energon_samples(path, "train", decode=decode, subflavors={"kind": "chat"})
-    assert len(theirs) == 25
-    tools.assert_same(tools.lite_samples(path, "train", subflavors={"kind": "chat"}), theirs)
-
-
 def test_offsets_of_lines_are_read_and_written_by_tools_of_users(tmp_path: Path, tools: Any) -> None:
     from megatron.energon.flavors.jsonl import ijsonl
 

@@ -16,10 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.webdataset.indexing import SqliteIndexReader
-from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
-from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
 from megatron.energon.tools.prepare import command as energon_command
 
 from energon_lite.cli.main import main
@@ -29,7 +25,6 @@ from tests.testing import write_tar
 
 FIELD_MAPS = {
     "CaptioningSample": {"image": "jpg,png", "caption": "json[text][0]"},
-    "TextSample": {"text": "txt"},
     "ImageClassificationSample": {"image": "seg.png", "label": "cls", "label_name": "json[meta][title]"},
     "VQASample": {"image": "npy", "context": "mp[n]", "answers": "json[text]", "answer_weights": "bin"},
 }
@@ -110,29 +105,6 @@ def database(path: Path) -> dict[str, Any]:
         kinds = connection.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall()
         columns = {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in tables}
         return tables | {"kinds": kinds, "columns": columns}
-
-
-@pytest.mark.parametrize("indexes_only", [True, False])
-def test_what_energon_knows_about_media_stays(shards: Path, tools: Any, indexes_only: bool) -> None:
-    """Megatron-Energon reads its own tables from the database that we made again."""
-    options = ("--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    tools.energon_prepare(shards, *options)
-    wanted = MediaFilterConfig(strategy=MediaFilterStrategy.EXTENSION)
-    count = WebdatasetPreparator.add_media_metadata(shards, media_filter=wanted, workers=1)
-    assert count > 0
-
-    def known() -> dict[str, Any]:
-        with closing(sqlite3.connect(shards / ".nv-meta/index.sqlite")) as connection:
-            keys = [key for (key,) in connection.execute("SELECT entry_key FROM media_metadata")]
-        reader = SqliteIndexReader(EPath(str(shards / ".nv-meta/index.sqlite")))
-        try:
-            return {key: reader.get_media_metadata(key) for key in keys}
-        finally:
-            reader.close()
-
-    before = known()
-    tools.lite_prepare(shards, *(("--tar-index-only",) if indexes_only else (*options, "--force-overwrite")))
-    assert len(before) == count and known() == before
 
 
 def test_energon_takes_over_and_we_follow(shards: Path, tools: Any) -> None:
