@@ -147,13 +147,6 @@ def test_what_is_beside_outsized_samples_fits(
         assert (place < 0).all()
 
 
-def test_beside_an_outsized_sample_is_what_is_shortest() -> None:
-    """The other two micro-batches of its rank, if there are eight ranks, are filled to the last token."""
-    lengths = np.array([8] * 30 + [4] * 22 + [16] + [1] * 40)
-    place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
-    assert place.tolist() == [-1] * 52 + [0] + [8] * 16 + [16] * 16 + [-1] * 8
-
-
 def test_where_there_is_room_nothing_need_be_beside_an_outsized_sample() -> None:
     lengths = np.array([8] * 30 + [16] + [1] * 40)
     place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([32]), 24)

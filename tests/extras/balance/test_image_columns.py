@@ -113,9 +113,8 @@ def test_by_hand() -> None:
 def test_limits_are_kept_and_proportions_nearly(sizes: list[tuple[int, int]], times: int, side: int) -> None:
     multiple = 14 * times
     most = max(side * side, multiple * multiple)
-    for (height, width), patches in zip(
-        sizes, ImagePatches(14, multiple=multiple, max_pixels=most)(sizes), strict=True
-    ):
+    found = ImagePatches(14, multiple=multiple, max_pixels=most)(sizes)
+    for (height, width), patches in zip(sizes, found, strict=True):
         assert patches % times**2 == 0 and patches > 0
         # A side that is shorter than a patch is rounded up, however long the other one is.
         if min(height, width) * side >= max(height, width) * multiple:

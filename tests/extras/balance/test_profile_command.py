@@ -133,12 +133,16 @@ def test_nothing_fits() -> None:
     assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     for words, message in (
-        (["steps_here:step"], r"cpu needs a limit[\s\S]*--memory-limit"),
-        (["steps_here", "--memory-limit", "1G"], "is not of the form module:function"),
+        (["steps_here:step", "--device", "cpu"], r"cpu needs a limit[\s\S]*--memory-limit"),
+        (["steps_here", "--device", "cpu", "--memory-limit", "1G"], "is not of the form module:function"),
+        ([tmp_path / "run"], "train.measure_costs"),  # a run that has measured nothing
+        ([a_run(tmp_path / "other", 3)], "too few"),
+        (["steps_here:step", "--json"], "to a run's costs"),
     ):
-        code, output = profile(*words, "--device", "cpu")
+        code, output = profile(*words)
         assert code == 1 and re.search(message, output)
     for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count
@@ -199,17 +203,6 @@ def test_the_costs_of_a_run(tmp_path: Path) -> None:
     found = json.loads(invoke(*words).output)
     assert found["error"] < 1e-6 and found["error_of_compared"] < 1e-6
     assert sum(found["shares"].values()) == pytest.approx(1)
-
-
-def test_a_run_that_has_measured_nothing(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for words, message in (
-        ([tmp_path / "run"], "train.measure_costs"),
-        ([a_run(tmp_path / "other", 3)], "too few"),
-        (["steps_here:step", "--json"], "to a run's costs"),
-    ):
-        code, output = profile(*words)
-        assert code == 1 and message in output
 
 
 # -- the search for the largest capacity ------------------------------------------------------------------------------

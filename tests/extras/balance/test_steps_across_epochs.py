@@ -35,16 +35,10 @@ def mix(count: int, seed: int) -> dict[str, Ints]:
 
 
 def plan_of(count: int, step: int, *, costs: bool = True, seed: int = 0) -> TokenPlan:
-    columns = mix(count, seed)
-    return TokenPlan(
-        BlendOrder([LeafOrder(count, 1)], [1.0], 0),
-        BestFit(Capacity(CAPACITY)),
-        [columns["tokens"]],
-        seed=seed,
-        step=step,
-        costs=CostColumns(MODEL, [{name: columns[name] for name in OTHERS}]) if costs else None,
-        chunk=128 * step,  # ten steps, of which seven are looked at
-    )
+    columns, order = mix(count, seed), BlendOrder([LeafOrder(count, 1)], [1.0], 0)
+    others = CostColumns(MODEL, [{name: columns[name] for name in OTHERS}]) if costs else None
+    strategy, chunk = BestFit(Capacity(CAPACITY)), 128 * step  # ten steps, of which seven are looked at
+    return TokenPlan(order, strategy, [columns["tokens"]], seed=seed, step=step, costs=others, chunk=chunk)
 
 
 def evenness(step: list[list[Span]], columns: dict[str, Ints], ranks: int) -> Ints:

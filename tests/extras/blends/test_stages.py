@@ -174,11 +174,6 @@ def test_all_positions_before_a_stage_stay_when_it_is_edited() -> None:
     assert np.array_equal(found[0], found[1])
 
 
-def test_more_positions_or_stages_than_there_are() -> None:
-    with pytest.raises(UsageError, match="the order ends before this position"):
-        StagedBlend(RAMP, key=0).lookup(np.array([2**62]))
-
-
 def test_in_an_order() -> None:
     leaves = [LeafOrder(1000, key=1), LeafOrder(70, key=2)]
     order = BlendOrder(leaves, Stages(RAMP), key=3)
@@ -211,7 +206,9 @@ def test_bad_stages_are_named(stages: list[Stage], message: str) -> None:
     assert caught.value.fix
 
 
-def test_stages_of_other_leaves_are_refused() -> None:
+def test_more_positions_or_other_leaves_than_there_are() -> None:
+    with pytest.raises(UsageError, match="the order ends before this position"):
+        StagedBlend(RAMP, key=0).lookup(np.array([2**62]))
     with pytest.raises(UsageError, match="2 leaves, but 3 weights"):
         BlendOrder([LeafOrder(4, key=1)] * 2, Stages((Stage(0, (1, 1, 1)),)), key=0)
 

@@ -16,14 +16,10 @@ from energon_lite import (
     BestFit,
     ByTokens,
     Capacity,
-    Cooker,
-    CrudeSample,
     DefaultTaskEncoder,
     EnergonLiteError,
     Reading,
-    TextSample,
     WorkerConfig,
-    basic_sample_keys,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -101,20 +97,11 @@ def test_typed_samples(photos: Path) -> None:
         assert list(one.__sources__) == list(other.__sources__) and one.__key__ == other.__key__
 
 
-def test_a_choice_of_columns_and_cookers(photos: Path) -> None:
+def test_a_choice_of_columns(photos: Path) -> None:
     document = photos / ".nv-meta" / "some.yaml"
     document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: [caption]\n")
-
-    @stateless
-    def cook(sample: CrudeSample) -> TextSample:
-        assert "image" not in sample
-        return TextSample(**basic_sample_keys(sample), text=sample["caption"])
-
-    class Cooking(DefaultTaskEncoder):
-        cookers = [Cooker(cook)]
-
-    found = batches(str(photos), reading=Reading(dataset_config="some.yaml"), task_encoder=Cooking())
-    assert found[1].text[0] == "caption 8"
+    found = batches(str(photos), reading=Reading(dataset_config="some.yaml"))
+    assert found[1]["caption"][0] == "caption 8" and "image" not in found[1]
     document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: {txt: captoin}\n")
     with pytest.raises(ConfigError, match="no column 'captoin'") as error:
         batches(str(photos), reading=Reading(dataset_config="some.yaml"))

@@ -179,6 +179,8 @@ def prepared(root: Path, tools: Any, answers: str, *options: str, ours: bool) ->
         ),
         ("1,1,0\ny\n8\nn\n", ["--exclude", "held"]),  # a sample_loader
         ("y\n8\ny\ntxt\n", ["--split-ratio", "1,1,1", "--shuffle-tars", "--dataset-yaml-name", "other.yaml"]),
+        # A sample type without a field map makes a sample_loader.py with both.
+        ("", ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]),
     ],
 )
 def test_the_same_answers(tmp_path: Path, tools: Any, answers: str, options: list[str]) -> None:
@@ -203,14 +205,3 @@ def test_a_second_time(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPat
         assert document(root, "split.yaml")["split_parts"]["val"] == []
         code, _ = prepared(root, tools, "", "--non-interactive", "--split-ratio", "1,0,0", ours=ours)
         assert code == 1
-
-
-def test_without_questions(tmp_path: Path, tools: Any) -> None:
-    """A sample type without a field map makes a sample_loader.py with both."""
-    options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]
-    documents = []
-    for ours in (False, True):
-        code, root = prepared(tmp_path / str(ours), tools, "", *options, ours=ours)
-        assert code == 0 and (root / ".nv-meta/sample_loader.py").exists()
-        documents.append(document(root, "dataset.yaml"))
-    assert documents[0] == documents[1]

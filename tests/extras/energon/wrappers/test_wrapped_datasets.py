@@ -28,6 +28,7 @@ from energon_lite.extras.energon import (
     IterMapDataset,
     LimitDataset,
     MapDataset,
+    MixBatchDataset,
     PackingDataset,
     RepeatDataset,
 )
@@ -97,7 +98,9 @@ def test_nothing_gets_through(a: Path) -> None:
     assert everything(MapDataset(val(a, None), lambda item: 1 / 0)) == [None] * 5
 
 
-def test_samples_are_encoded_before_they_are_packed(b: Path) -> None:
+def test_functions_that_wrappers_have_of_their_own(a: Path, b: Path) -> None:
+    mixed = take(get_loader(MixBatchDataset((train(a, None), 1), (train(b, None), 1), batch_size=4)), 3)
+    assert [len(batch) for batch in mixed] == [4, 4, 4]
     encoded = PackingDataset(val(b, None), 4, lambda some: [some[:3], some[3:]], "+".join, sample_encoder=str.upper)
     assert sorted("+".join(everything(encoded)).split("+")) == [f"B-{number}" for number in range(6)]
 
