@@ -104,15 +104,13 @@ def blend(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("packing", [None, 4])
 @pytest.mark.parametrize("pool", ["none", "raw", "pickle"])
-def test_cooked_samples_are_the_same(blend: Path, tools: Any, packing: int | None, pool: Any) -> None:
+def test_cooked_samples_are_the_same(blend: Path, tools: Any, pool: Any) -> None:
     assert_same, ours, theirs = tools.assert_same, [], []
     for name, found in (("energon", theirs), ("energon_lite", ours)):
         lib = library(name)
-        encoder = one_by_one(lib) if packing is None else encoder_of(lib)
         config = lib.WorkerConfig(rank=0, world_size=1, num_workers=0)
-        options = {"batch_size": None, "packing_buffer_size": packing, "task_encoder": encoder}
+        options = {"batch_size": None, "packing_buffer_size": 4, "task_encoder": encoder_of(lib)}
         dataset = lib.get_val_dataset(str(blend), split_part="val", worker_config=config, **options)
         cache = lib.NoCachePool()
         if pool != "none":
@@ -123,20 +121,6 @@ def test_cooked_samples_are_the_same(blend: Path, tools: Any, packing: int | Non
     ours.sort(key=lambda sample: str(sample["__key__"]))  # chunks of samples to be packed come one by one
     assert_same(ours, theirs)
     assert [len(sample["__sources__"]) for sample in ours] == [4] * COUNT
-
-
-def one_by_one(lib: Any) -> Any:
-    """The same without packing: the lazy values are asked for behind the encoding."""
-    packed = encoder_of(lib)
-
-    class Encoder(lib.DefaultTaskEncoder):  # type: ignore[misc]
-        cookers = packed.cookers
-
-        @lib.stateless
-        def postencode_sample(self, sample: Any) -> Any:
-            return packed.pack_selected_samples([packed.postencode_sample(sample)])
-
-    return Encoder()
 
 
 #: What is stored, the store of it, and keys in it.
