@@ -148,13 +148,8 @@ def test_the_future_does_not_change_the_past(
     """Stages from some place on are replaced; then the last constant one is cut off somewhere."""
     leaves, keep = len(stages[0].weights), data.draw(st.integers(1, len(stages)))
     cut = stages[keep].start if keep < len(stages) else stages[-1].start + data.draw(st.integers(1, 3 * BLOCK))
-    tail = [
-        Stage(
-            cut + stage.start,
-            *(None if w is None else (*w, *([1.0] * leaves))[:leaves] for w in (stage.weights, stage.last)),
-        )
-        for stage in future
-    ]
+    fitted = [[w and (*w, *([1.0] * leaves))[:leaves] for w in (stage.weights, stage.last)] for stage in future]
+    tail = [Stage(cut + stage.start, *weights) for stage, weights in zip(future, fitted, strict=True)]
     tail = [s if any(s.weights) and any(s.last or [1]) else Stage(s.start, (1.0,) * leaves) for s in tail]
     tail[-1] = Stage(tail[-1].start, tail[-1].weights)
     same = np.arange(last_position(cut))

@@ -32,13 +32,9 @@ from tests.testing import ALONE, alone
 
 BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
 BEST_FIT = {"strategy": "best_fit", "capacity": 20}
+DOCUMENTS = {"dataset_config": "other.yaml", "split_config": "other_split.yaml"}
 READING = Reading(
-    subflavors={"kind": "a"},
-    dataset_config="other.yaml",
-    split_config="other_split.yaml",
-    sample_type=TextSample,
-    trust_code=True,
-    read_ahead=ReadAhead(requests=2),
+    **DOCUMENTS, subflavors={"kind": "a"}, sample_type=TextSample, trust_code=True, read_ahead=ReadAhead(requests=2)
 )
 
 
@@ -72,7 +68,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture
 def path(leaf_of: Any) -> Path:
     leaf: Path = leaf_of(10, "groups")
-    for name, other in (("dataset.yaml", "other.yaml"), ("split.yaml", "other_split.yaml")):
+    for name, other in zip(("dataset.yaml", "split.yaml"), DOCUMENTS.values(), strict=True):
         (leaf / ".nv-meta" / other).write_text((leaf / ".nv-meta" / name).read_text())
     return leaf
 

@@ -138,15 +138,9 @@ def lite_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]
 
 
 def _samples(lib: Any, root: Path, split: str, encoder: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-    dataset = lib.get_val_dataset(
-        str(root),
-        split_part=split,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=None,
-        task_encoder=encoder,
-        **options,
-    )
-    return [plain(sample) for sample in lib.get_loader(dataset)]
+    config = lib.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    options |= {"split_part": split, "worker_config": config, "batch_size": None, "task_encoder": encoder}
+    return [plain(sample) for sample in lib.get_loader(lib.get_val_dataset(str(root), **options))]
 
 
 def plain(sample: Any) -> dict[str, Any]:

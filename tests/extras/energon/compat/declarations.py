@@ -111,14 +111,10 @@ COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 #: None with ``bound``: of a member whose own document names its split Energon takes samples of other keys.
-_JOINS = (
-    ("text", "image"),
-    ("image", "text"),
-    ("text", "label"),
-    ("crude", "image", "text"),
-    ("label", "crude"),
-    ("older", "text"),
-)
+_JOINS = [
+    tuple(names.split())
+    for names in ("text image", "image text", "text label", "crude image text", "label crude", "older text")
+]
 
 
 def written(document: dict[str, Any], root: Path) -> str:

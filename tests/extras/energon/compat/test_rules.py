@@ -57,16 +57,12 @@ def test_images(tools: Any, form: str, file: str) -> None:
 PNG = image("RGB", "png")
 ARRAY = np.array([[1.5, -2.0]], dtype=np.float16)
 PARTS = {
-    "png": PNG,
-    "PNG": PNG,
-    "a.b.Png": PNG,
+    **dict.fromkeys(("png", "PNG", "a.b.Png"), PNG),
+    **dict.fromkeys(("transcript", "TXT", ""), b"x"),
+    **dict.fromkeys(("a.json", "JSON"), b"[]"),
     "txt": "grün\n".encode(),
     "text": b"",
-    "transcript": b"x",
-    "TXT": b"x",
     "json": json.dumps({"a": [1, 2.5, None, "ü"]}).encode(),
-    "a.json": b"[]",
-    "JSON": b"[]",
     "jsn": b"1",
     "jsonl": b"{}\n{}",
     "cls": b"3\n",
@@ -82,7 +78,6 @@ PARTS = {
     "png.gz": gzip.compress(PNG),
     "gz": gzip.compress(b"packed"),
     "bin": b"\x00",
-    "": b"x",
 }
 
 

@@ -274,12 +274,7 @@ def lines(tmp_path: Path) -> Path:
 
 
 def test_samples_of_a_tar(shard: Path, tmp_path: Path) -> None:
-    expected: list[dict[str, Any]] = [
-        {"jpg": None, "json": b"1"},
-        {"json": b"4444", "seg.json": None},
-        {"jpg": None},
-        {"json": b"7777777"},
-    ]
+    expected = [{"jpg": None, "json": b"1"}, {"json": b"4444", "seg.json": None}, {"jpg": None}, {"json": b"7777777"}]
     assert list(BaseWebdatasetFactory.iter_dataset_content(shard, ("json",))) == expected
     names = [dict.fromkeys(sample) for sample in expected]
     assert list(CrudeWebdataset.iter_dataset_content(str(shard))) == names
