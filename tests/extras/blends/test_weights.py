@@ -53,16 +53,11 @@ def test_wrong_schedule(name: str, write: Callable[..., Path]) -> None:
     check_wrong_document("metadatasets", WRONG[name], write)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{0: 0.9, 1_000_000: 0.5}",
-        "{0: 0.9, 1e6: 0.5}",
-        "{step: {0: 0.9, 1.0e+6: 0.5}}",
-        "{'0': 0.9, '1000000': 0.5}",
-        "\n  0: 0.9\n  1000000: 0.5\n",
-    ],
-)
+MANNERS = ["{0: 0.9, 1_000_000: 0.5}", "{0: 0.9, 1e6: 0.5}", "{step: {0: 0.9, 1.0e+6: 0.5}}"]
+MANNERS += ["{'0': 0.9, '1000000': 0.5}", "\n  0: 0.9\n  1000000: 0.5\n"]
+
+
+@pytest.mark.parametrize("text", MANNERS)
 def test_steps_in_all_manners(text: str, write: Callable[..., Path]) -> None:
     node = load_yaml(write(f"weight: {text}\n")).mapping(required={"weight"})["weight"]
     assert read_schedule(node) == Schedule(schedule(((0, 0.9), (1_000_000, 0.5))))

@@ -188,17 +188,17 @@ def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
     assert (third["image.png"] == first["image.png"]).all()
 
 
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        (b"RIFF\4\0\0\0WEBP", "file.webp"),
-        (b"RIFF\4\0\0\0WAVE", "file.wav"),
-        (b"RIFF\4\0\0\0ACON", "file"),
-        (b"\xff\xd8\xff\xe0", "file.jpg"),
-        (b"GIF89a", "file.gif"),
-        (b"words", "file"),
-    ],
-)
+FILES = {
+    b"RIFF\4\0\0\0WEBP": "file.webp",
+    b"RIFF\4\0\0\0WAVE": "file.wav",
+    b"RIFF\4\0\0\0ACON": "file",
+    b"\xff\xd8\xff\xe0": "file.jpg",
+    b"GIF89a": "file.gif",
+    b"words": "file",
+}
+
+
+@pytest.mark.parametrize(("data", "name"), FILES.items())
 def test_files_without_a_path_get_the_extension_of_their_first_bytes(data: bytes, name: str) -> None:
     assert as_file("file", {"bytes": data, "path": None}, "there") == (name, data)
 

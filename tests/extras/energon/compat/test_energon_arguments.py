@@ -242,15 +242,16 @@ def test_the_refusal_names_what_to_use_and_that_is_enough(leaf_of: Any) -> None:
     assert len(next(iter(get_savable_loader(dataset))).tokens) > 4
 
 
-@pytest.mark.parametrize(
-    ("method", "instead"),
-    [
-        ("build_batch", "encode_batch"),
-        ("build_cook_crude_sample", "cookers"),
-        ("build_encode_sample", "preencode_sample"),
-        ("build_val_datasets", "get_val_dataset"),
-    ],
-)
+#: Methods of the pipeline, and what to use instead.
+ADVICE = {
+    "build_batch": "encode_batch",
+    "build_cook_crude_sample": "cookers",
+    "build_encode_sample": "preencode_sample",
+    "build_val_datasets": "get_val_dataset",
+}
+
+
+@pytest.mark.parametrize(("method", "instead"), ADVICE.items())
 def test_each_method_of_the_pipeline_has_its_own_advice(leaf_of: Any, method: str, instead: str) -> None:
     with pytest.raises(UsageError, match=f"{method} would not be called") as refused:
         get_train_dataset(leaf_of(64), batch_size=4, worker_config=ALONE, task_encoder=builder(method))
