@@ -307,7 +307,7 @@ def test_a_cache_that_cannot_be_written(
     assert "cannot be written" in caplog.text
 
 
-@pytest.mark.parametrize("after", [1, 20])
+@pytest.mark.parametrize("after", [4, 22])
 def test_killed_while_it_writes(blend: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert killed_at(after, lambda: opened(blend), [(ArrayWriter, "_write")])
     assert len(is_from_file(blend, monkeypatch)[1]) == LEAVES
