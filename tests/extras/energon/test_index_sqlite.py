@@ -191,7 +191,7 @@ def test_keys_that_appear_twice_or_are_not_text(make_tar: Callable[..., Path], t
     assert not build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
     assert next(find_duplicate_keys(scans)) == ("1", "a.tar", "b.tar")
     make_tar("a.tar", [("caf\udce9.txt", b"")])
-    assert not build_sqlite_index(str(tmp_path / "index.sqlite"), [scan_shard(str(tmp_path), "a.tar")])
+    assert not build_sqlite_index(str(tmp_path / "other.sqlite"), [scan_shard(str(tmp_path), "a.tar")])
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])

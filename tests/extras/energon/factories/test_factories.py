@@ -53,7 +53,7 @@ from energon_lite.extras.energon.factories.kinds import (
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
 from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFileStore, WebdatasetFileStore
 from energon_lite.storage.read import source as sources
-from tests.extras.energon.test_filters import Numbers
+from tests.extras.energon.test_filters import open_numbers
 from tests.tables_by_hand import png
 from tests.testing import ALONE, take, write_tar
 
@@ -230,7 +230,7 @@ def test_keywords_that_say_how_to_decode(leaf_of: Callable[..., Path], caplog: p
 
 def test_sources_of_ones_own_have_factories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_registered", {})
-    energon_lite.register_source("numbers", lambda url, split_part: Numbers())
+    energon_lite.register_source("numbers", open_numbers)
     document = {"splits": {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}}
     (loaded,) = load_dataset(document).get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
     with get_loader(loaded.dataset.build()) as loader:
