@@ -70,9 +70,15 @@ def data(tmp_path_factory: pytest.TempPathFactory, tools: Any, mended: None) -> 
 
 def one_pass(lib: Any, path: Path | str, split: str, repeats: bool, **more: Any) -> list[Any]:
     """The samples of one pass, or of one epoch of a ``blend_epochized``, as a library reads them."""
-    hooks = {"cookers": cookers(lib), "encode_sample": lambda self, sample: sample}
+
+    class Encoder(lib.DefaultTaskEncoder):
+        cookers = cookers(lib)
+
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
     more |= {"worker_config": lib.WorkerConfig(rank=0, world_size=1, num_workers=0), "split_part": split}
-    more |= {"batch_size": None, "task_encoder": type("Encoder", (lib.DefaultTaskEncoder,), hooks)()}
+    more |= {"batch_size": None, "task_encoder": Encoder()}
     if repeats:
         more |= {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
     dataset = (lib.get_train_dataset if repeats else lib.get_val_dataset)(str(path), **more)
