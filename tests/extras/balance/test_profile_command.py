@@ -60,10 +60,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(capacity_trial.__file__).parents[2]))
 
 
-def profile(*arguments: object) -> tuple[int, str]:
-    return command("profile", *arguments)
-
-
 def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 300) -> Outcome:
     return run_trial(Trial(f"steps_here:{function}", capacity, steps, "cpu", limit), timeout)
 
@@ -74,9 +70,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched
 @linux
 @pytest.mark.slow
 def test_the_largest_capacity_within_a_limit() -> None:
-    code, output = profile(
-        "steps_here:step", "--device", "cpu", "--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16
-    )
+    limits = ["--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16]
+    code, output = command("profile", "steps_here:step", "--device", "cpu", *limits)
     assert code == 0, output
     head, *lines = output.splitlines()
     assert head == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
@@ -129,7 +124,9 @@ def test_a_step_that_takes_too_long() -> None:
 
 
 def test_nothing_fits() -> None:
-    code, output = profile("steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000)
+    code, output = command(
+        "profile", "steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000
+    )
     assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
 
 
@@ -142,7 +139,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ([a_run(tmp_path / "other", 3)], "too few"),
         (["steps_here:step", "--json"], "to a run's costs"),
     ):
-        code, output = profile(*words)
+        code, output = command("profile", *words)
         assert code == 1 and re.search(message, output)
     for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -259,15 +259,6 @@ def test_steps_along_the_run(measured: Path) -> None:
     assert stages[0].weights == pytest.approx((200 / 204, 4 / 204))
 
 
-def weighted(shares: Sequence[Any], lengths: Sequence[np.ndarray]) -> list[Any]:
-    """Leaves of one blend with weights in tokens, as shares of samples."""
-    specs = [
-        replace(spec(share), path=str(number), units=(WeightUnit("tokens", 0, number, ""),))
-        for number, share in enumerate(shares)
-    ]
-    return by_samples(specs, [Sized(own) for own in lengths])
-
-
 @settings(max_examples=examples(30))
 @given(
     gaps=st.lists(st.integers(1 << 20, 10**9), min_size=1, max_size=3),
@@ -282,7 +273,9 @@ def test_slopes_follow_the_weights_in_tokens(
     knots = [0, *accumulate(gaps)]
     columns = [schedule(list(zip(knots, column, strict=False)), linear=True) for column in zip(*points, strict=True)]
     asked = normal_shares([Schedule(column) for column in columns])
-    found = weighted(asked, [np.array([mean]) for mean in means])
+    units = [(WeightUnit("tokens", 0, number, ""),) for number in range(len(asked))]
+    specs = [replace(spec(share), path=str(n), units=units[n]) for n, share in enumerate(asked)]
+    found = by_samples(specs, [Sized([mean]) for mean in means])
     made = [share_of(spec.weight if spec.schedule is None else spec.schedule) for spec in found]
     starts = [segment.start for segment in made[0]]
     for position in [*knots, *(int(place * knots[-1]) for place in places)]:
