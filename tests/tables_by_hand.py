@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from collections.abc import Sequence
@@ -9,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+def png(width: int, height: int, color: Any = 0) -> bytes:
+    """A picture of one color."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def write_table(path: Path, table: Any, rows: int = 4) -> Path:

@@ -1,9 +1,7 @@
-"""Columns beside the length: of an encoder, of parts, and of the headers of images, in one pass."""
+"""Columns beside the length: what an encoder says of its samples, in one pass."""
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,110 +14,19 @@ from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder
 from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
-from energon_lite.extras.balance.image_columns import ImageColumns, ImagePatches
+from energon_lite.errors import DataIndexError, FatalSampleError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
 from energon_lite.loading.measuring_runner import MeasuringRunner, columns_of
-from energon_lite.loading.part_columns import measure_parts
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import examples, killed_at_every_step
 
-PATCHES = ImageColumns(ImagePatches(10))
-
-
-def picture(height: int, width: int, kind: str) -> bytes:
-    image = pytest.importorskip("PIL.Image")
-    stream = io.BytesIO()
-    image.new("RGB", (width, height)).save(stream, kind)
-    return stream.getvalue()
-
-
-@pytest.fixture
-def images(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
-    """Six samples in two shards, with 1, 2, 0, 1 (of a kind that only Pillow knows), 1 and 1 (damaged) images."""
-    about = [json.dumps({"loss": n}).encode() for n in range(6)]
-    shards = {
-        "a.tar": [
-            ("0", {"jpg": picture(30, 45, "JPEG"), "json": about[0]}),
-            ("1", {"1.png": picture(20, 20, "PNG"), "2.webp": picture(10, 90, "WEBP"), "json": about[1]}),
-            ("2", {"json": about[2]}),
-        ],
-        "b.tar": [
-            ("3", {"jpg": picture(50, 10, "TIFF"), "json": about[3]}),
-            ("4", {"jpg": picture(20, 30, "GIF"), "json": about[4]}),
-            ("5", {"jpg": b"\xff\xd8\xff\xe0", "json": about[5]}),
-        ],
-    }
-    return write_dataset(tmp_path / "images", shards)
-
 
 def values_of(data: Path, name: str) -> list[int]:
-    values: list[int] = np.asarray(WebdatasetSource.open(data).column(name)).tolist()
-    return values
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_headers_of_images_in_one_pass_with_other_parts(images: Path, workers: int) -> None:
-    columns = {"loss": "json.loss", "bytes": "*", "png": "1.png"}
-    report = measure_parts(str(images), None, columns=columns, others=[PATCHES], workers=workers)
-    assert values_of(images, "images") == [1, 2, 0, 1, 1, 0]
-    assert values_of(images, "patches") == [3 * 4, 4 + 9, 0, 5, 6, 0]
-    assert values_of(images, "squared_patches") == [144, 16 + 81, 0, 25, 36, 0]
-    assert values_of(images, "loss") == [0, 1, 2, 3, 4, 5]
-    sizes = [[part.stat().st_size for part in sorted(images.glob("*.tar"))], values_of(images, "bytes")]
-    assert 0 < sum(sizes[1]) < sum(sizes[0])
-    assert [n > 0 for n in values_of(images, "png")] == [False, True, False, False, False, False]
-    counts, found = WebdatasetSource.open(images).ragged_column("image_sizes")[np.array([3, 1, 2, 0])]
-    assert counts.tolist() == [1, 2, 0, 1]
-    assert found.tolist() == [[50, 10], [20, 20], [10, 90], [30, 45]]
-    assert WebdatasetSource.open(images).ragged_column("image_patches")[:].values.ravel().tolist() == [12, 4, 9, 5, 6]
-    with pytest.raises(DataIndexError, match="no column 'length'"):
-        values_of(images, "length")
-    assert report.failed == 1 and "picture" in report.failures[0]
-    assert report.columns["patches"] == (6, 36, 13)
-    names = (
-        "bytes.col image_patches.ragged image_sizes.ragged images.col loss.col patches.col png.col squared_patches.col"
-    )
-    assert sorted(Path(path).name for path in report.written) == names.split()
-
-
-def test_ragged_columns_follow_a_choice_of_shards_and_samples(images: Path) -> None:
-    measure_parts(str(images), None, others=[ImageColumns()], workers=0)
-    whole = WebdatasetSource.open(images).ragged_column("image_sizes")
-    source = WebdatasetSource.open(images, shards=["b.tar", "a.tar"], excluded_samples=[("a.tar", "0")])
-    part = source.ragged_column("image_sizes")
-    assert len(part) == 5 and part.width == 2
-    assert part[:].counts.tolist() == [1, 1, 0, 2, 0]
-    assert part[np.array([3])].values.tolist() == [[20, 20], [10, 90]]
-    assert part.fingerprint != whole.fingerprint
-    with pytest.raises(IndexError):
-        part[np.array([5])]
-
-
-def test_what_is_known_is_not_read_again(images: Path) -> None:
-    first = measure_parts(str(images), "json", others=[PATCHES], workers=0)
-    again = measure_parts(str(images), "json", others=[PATCHES], workers=0)
-    assert (first.known, again.known) == (0, 6)
-    more = measure_parts(str(images), "json", others=[ImageColumns(ImagePatches(5))], workers=0)
-    assert more.known == 0
-    assert values_of(images, "patches") == [6 * 9, 16 + 36, 0, 20, 24, 0]
-    # What this maker makes no more does not stay; what others made does.
-    measure_parts(str(images), None, columns={"own": "*"}, workers=0)
-    names = {path.name for path in (images / ".nv-meta/energon_lite.columns").iterdir()}
-    assert {"own.col", "patches.col", "length.col"} <= names
-
-
-def test_columns_are_refused_that_would_stand_in_place_of_others(images: Path) -> None:
-    with pytest.raises(UsageError, match="a column cannot have this name"):
-        measure_parts(str(images), None, columns={"length": "json"})
-    with pytest.raises(UsageError, match="a column cannot have this name"):
-        measure_parts(str(images), None, columns={"patches": "json"}, others=[ImageColumns()])
-    with pytest.raises(UsageError, match=r"--column one= jsn: no sample has such a part"):
-        measure_parts(str(images), None, columns={"one": "jsn"})
+    return list(np.asarray(WebdatasetSource.open(data).column(name)).tolist())
 
 
 class Costs(TaskEncoder):

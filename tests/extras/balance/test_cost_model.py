@@ -1,4 +1,7 @@
-"""The time that a sample takes: exact integers, that add up, whatever their size."""
+"""The time that a sample takes: exact integers, that add up, whatever their size. Coefficients are found again by the
+times that they make, noise and all; what cannot be told is refused."""
+
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -6,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.transformer_shape import TransformerShape
-from energon_lite.errors import UsageError
+from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.balance.cost_fit import (
+    _non_negative,
+    fit_costs,
+    read_cost_model,
+    relative_errors,
+    write_cost_model,
+)
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
 from tests.testing import examples
 
@@ -15,25 +25,12 @@ SHAPE = TransformerShape(hidden_size=4, num_layers=2, num_heads=2, ffn_size=8, v
 
 def test_the_terms_of_each_kind_of_work() -> None:
     nano = 10**9
-    model = CostModel(
-        Quadratic(2 * nano, 3 * nano, 5 * nano),
-        encoder=Quadratic(7 * nano, 11 * nano, 13 * nano),
-        head=17 * nano,
-        columns={"seconds": 19 * nano},
-    )
-    sizes = {
-        "tokens": [10, 0],
-        "images": [2, 0],
-        "patches": [4 + 9, 0],
-        "squared_patches": [16 + 81, 0],
-        "loss_tokens": [6, 0],
-        "seconds": [1, 0],
-    }
+    language, encoder = Quadratic(2 * nano, 3 * nano, 5 * nano), Quadratic(7 * nano, 11 * nano, 13 * nano)
+    model = CostModel(language, encoder, 17 * nano, columns={"seconds": 19 * nano})
+    sizes = {"tokens": 10, "images": 2, "patches": 4 + 9, "squared_patches": 16 + 81, "loss_tokens": 6, "seconds": 1}
     assert model.kinds == ("language", "encoder", "head", "seconds")
-    assert model.costs(sizes).T.tolist() == [
-        [2 * 100 + 3 * 10 + 5, 7 * 97 + 11 * 13 + 13 * 2, 17 * 6, 19],
-        [5, 0, 0, 0],
-    ]
+    costs = model.costs({name: [size, 0] for name, size in sizes.items()})  # of it, and of an empty one
+    assert costs.T.tolist() == [[2 * 100 + 3 * 10 + 5, 7 * 97 + 11 * 13 + 13 * 2, 17 * 6, 19], [5, 0, 0, 0]]
     assert model.image_costs([4, 9]).sum() == 7 * 97 + 11 * 13 + 13 * 2
 
 
@@ -101,3 +98,129 @@ def test_an_encoder_sees_all_its_patches() -> None:
     assert model.encoder == Quadratic(10**18 * 12 * 2 * 4, 10**18 * 6 * weights, 10**18 * 30)
     frozen = CostModel.of_shape(SHAPE, encoder, flops=1.0, encoder_trained=False)
     assert frozen.encoder.b == pytest.approx(model.encoder.b / 3)
+
+
+# -- coefficients of measured times -----------------------------------------------------------------------------------
+
+
+TRUE = CostModel(Quadratic(3 * 10**9, 2 * 10**12, 10**14), Quadratic(5 * 10**9, 10**12, 10**15), 10**11, 4 * 10**15)
+
+
+def micro_batches(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Packed rows of text and images, as sums over their samples."""
+    rng = np.random.default_rng(seed)
+    found = defaultdict(list)
+    for _ in range(count):
+        tokens = rng.lognormal(6, 1, rng.integers(1, 12)).astype(int) + 1
+        patches = rng.integers(64, 2048, rng.integers(0, 9))
+        sums = {
+            "squared_tokens": (tokens**2).sum(),
+            "tokens": tokens.sum(),
+            "segments": len(tokens),
+            "squared_patches": (patches**2).sum(),
+            "patches": patches.sum(),
+            "images": len(patches),
+            "loss_tokens": (tokens * rng.random(len(tokens))).sum(),
+        }
+        for name, value in sums.items():
+            found[name].append(int(value))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def test_times_without_noise_give_the_coefficients_and_a_file_keeps_them(tmp_path) -> None:
+    sizes = micro_batches(200)
+    fit = fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9)
+    for name, value in TRUE.by_feature().items():
+        assert fit.model.by_feature()[name] == pytest.approx(value, rel=0.02), name
+    assert fit.error < 1e-4 and fit.error_95 < 1e-3
+    path = tmp_path / "costs.json"
+    write_cost_model(path, fit, {"device": "one of mine"})
+    assert read_cost_model(path) == fit.model
+    write_cost_model(path, TRUE)
+    assert read_cost_model(path) == TRUE
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=examples(10), deadline=None)
+def test_noise_and_a_machine_that_does_else_now_and_then(seed: int) -> None:
+    rng, sizes, others = np.random.default_rng(seed), micro_batches(150, seed), micro_batches(100, seed + 1)
+    times = TRUE.micro_batch_costs(sizes) / 1e9 * rng.normal(1, 0.04, 150)
+    times[rng.integers(0, 150, 7)] *= 5
+    fit = fit_costs(sizes, times)
+    errors = np.abs(relative_errors(fit.model, others, TRUE.micro_batch_costs(others) / 1e9))
+    assert errors.mean() < 0.04
+    # What it says of itself counts the noise, and the seven.
+    assert 0.02 < fit.error < 0.15
+
+
+@given(st.integers(1, 5), st.integers(6, 20), st.integers(0, 10**6))
+@settings(max_examples=examples(100), deadline=None)
+def test_the_least_squares_are_the_least_there_are(columns: int, rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table, wanted = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    found = _non_negative(table, wanted)
+    assert (found >= 0).all()
+    # Karush, Kuhn and Tucker: no way down is left.
+    gradient = table.T @ (wanted - table @ found)
+    assert (gradient <= 1e-7 * rows).all()
+    assert np.abs(gradient[found > 0]).max(initial=0) <= 1e-7 * rows
+
+
+def test_what_comes_together_is_told_apart_by_what_was_expected() -> None:
+    sizes = micro_batches(80)
+    # Each segment has one image of 100 patches.
+    sizes |= {"images": sizes["segments"], "patches": 100 * sizes["segments"]}
+    sizes |= {"squared_patches": 10**4 * sizes["segments"]}
+    times = TRUE.micro_batch_costs(sizes) / 1e9 * np.random.default_rng(0).normal(1, 0.02, 80)
+    expected = CostModel(Quadratic(3, 2000), Quadratic(5, 1000))  # by a shape, in another unit
+    fit = fit_costs(sizes, times, expected).model
+    assert fit.encoder.b * 100 + fit.encoder.a * 100**2 + fit.encoder.c + fit.language.c == pytest.approx(
+        TRUE.encoder.b * 100 + TRUE.encoder.a * 100**2 + TRUE.encoder.c + TRUE.language.c, rel=0.2
+    )
+    assert fit.encoder.b > 10**11
+    # Where the times tell, they decide, whatever was expected.
+    sizes = micro_batches(200)
+    wrong = CostModel(Quadratic(30, 2000), Quadratic(5, 100_000))
+    fit = fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9, wrong).model
+    for name in ("tokens", "squared_tokens", "patches", "squared_patches"):
+        assert fit.by_feature()[name] == pytest.approx(TRUE.by_feature()[name], rel=0.1), name
+
+
+def test_numbers_that_are_always_0_have_no_coefficient() -> None:
+    sizes = micro_batches(60)
+    sizes |= {name: sizes[name] * 0 for name in ("images", "patches", "squared_patches")}
+    sizes["seconds"] = np.arange(60)
+    fit = fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9 + np.arange(60) * 1e-3)
+    assert fit.model.encoder == Quadratic()
+    assert fit.model.columns["seconds"] == pytest.approx(10**15, rel=0.01)
+    assert "seconds" in fit.model.needs
+
+
+@pytest.mark.parametrize(
+    ("count", "change", "message"),
+    [(5, 1.0, "too few"), (40, 0.0, "not a positive number"), (40, np.nan, "not a positive number")],
+)
+def test_what_cannot_be_fitted(count: int, change: float, message: str) -> None:
+    sizes = micro_batches(count)
+    with pytest.raises(UsageError, match=message):
+        fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9 * change)
+    with pytest.raises(UsageError, match="not of the same micro-batches"):
+        fit_costs(sizes, np.ones(count + 1))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{format: 2, coefficients: {}}", "another format"),
+        ("{format: 1, coefficients: {tokens: -1}}", "at least 0"),
+        ("{format: 1, coefficients: {tokens: 0.5}}", "integer|whole number"),
+        ("{format: 1, unit: seconds, coefficients: {}}", "attoseconds"),
+        ("{format: 1}", "coefficients"),
+        ("{format: 1, coefficients: {}, other: 1}", "other"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path, document: str, message: str) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text(document)
+    with pytest.raises(ConfigError, match=message):
+        read_cost_model(path)

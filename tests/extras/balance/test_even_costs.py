@@ -1,4 +1,7 @@
-"""Samples dealt to the micro-batches of a step: nothing is lost, no limit is exceeded, and all costs are even."""
+"""Samples dealt to the micro-batches of a step: nothing is lost, no limit is exceeded, and all costs are even.
+
+Of each way of moving samples: what is kept of them stays true, and it makes steps more even.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from scipy.optimize import linprog
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
+from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
 from tests.testing import examples
 
@@ -24,6 +28,12 @@ def drawn(count: int, seed: int = 0) -> tuple[Ints, Ints, Ints]:
     images = rng.integers(0, 4, count)
     costs = np.stack([tokens**2, images * rng.integers(10, 4000, count) ** 2, (tokens * rng.random(count)).astype(int)])
     return tokens, images, costs
+
+
+def packed(tokens: Ints, capacity: int, count: int) -> tuple[Ints, Ints]:
+    """The samples of so many full micro-batches: which each is in, and which they are."""
+    plan = BestFit(Capacity(capacity)).plan(tokens).select(np.arange(count))
+    return np.repeat(np.arange(count), plan.rows()), plan.sample
 
 
 def column_sums(rows: Ints, place: Ints, width: int) -> Any:
@@ -58,8 +68,7 @@ def test_nothing_is_lost_and_no_limit_is_exceeded(values: list[tuple[int, int, i
 @pytest.mark.parametrize("count", [48, 64])
 def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
     tokens, images, costs = drawn(30_000)
-    plan = BestFit(Capacity(4000)).plan(tokens).select(np.arange(count))
-    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    home, chosen = packed(tokens, 4000, count)
     rows, sizes = costs[:, chosen], np.stack([tokens[chosen], images[chosen]])
     place = even_costs(rows, sizes, [4000, 60], home, count)
     assert np.bincount(place, weights=sizes[0]).max() <= 4000 and np.bincount(place, weights=sizes[1]).max() <= 60
@@ -67,6 +76,15 @@ def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
         before, after = (column_sums(rows, one, ranks) for one in (home, place))
         assert (after.mean(axis=1) / after.max(axis=1)).min() > 0.95, ranks
         assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
+
+
+def test_a_large_step_is_divided_first() -> None:
+    tokens, _, costs = drawn(8000, seed=1)
+    home, chosen = packed(tokens, 2000, 512)
+    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
+    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
+    found = column_sums(costs[:, chosen], place, 64)
+    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
 
 
 def test_a_sample_that_is_more_than_a_share_is_with_the_cheapest() -> None:
@@ -86,16 +104,6 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
     assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
     assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
     assert levels_of(7) == (7,) and levels_of(1) == (1,)
-
-
-def test_a_large_step_is_divided_first() -> None:
-    tokens, _, costs = drawn(8000, seed=1)
-    plan = BestFit(Capacity(2000)).plan(tokens).select(np.arange(512))
-    home, chosen = np.repeat(np.arange(512), plan.rows()), plan.sample
-    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
-    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
-    found = column_sums(costs[:, chosen], place, 64)
-    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
 
 
 @given(st.lists(st.integers(0, 2**45), min_size=8, max_size=8), st.integers(1, 4))
@@ -139,13 +147,6 @@ def test_what_is_beside_outsized_samples_fits(
         assert (place < 0).all()
 
 
-def test_beside_an_outsized_sample_is_what_is_shortest() -> None:
-    """The other two micro-batches of its rank, if there are eight ranks, are filled to the last token."""
-    lengths = np.array([8] * 30 + [4] * 22 + [16] + [1] * 40)
-    place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
-    assert place.tolist() == [-1] * 52 + [0] + [8] * 16 + [16] * 16 + [-1] * 8
-
-
 def test_where_there_is_room_nothing_need_be_beside_an_outsized_sample() -> None:
     lengths = np.array([8] * 30 + [16] + [1] * 40)
     place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([32]), 24)
@@ -187,8 +188,7 @@ def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
     tokens[0] = 16_000
     loss = np.where(tokens < 400, tokens, tokens // 3)  # what is short is all loss
     count, ranks = 128, 32
-    plan = BestFit(Capacity(16_384)).plan(tokens).select(np.arange(count))
-    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    home, chosen = packed(tokens, 16_384, count)
     rows, sizes = np.stack([tokens[chosen] ** 2, loss[chosen]]), tokens[None, chosen]
     place = even_costs(rows, sizes, [16_384], home, count)
     attention, counted = column_sums(rows, place, ranks)
@@ -198,3 +198,123 @@ def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
     # With its part of everything beside it, that would be 3 / 4 of a share more.
     assert attention.max() == attention[rank] < 16_000**2 + 0.18 * share
     assert counted.max() < 1.05 * counted.mean()
+
+
+# -- each way of moving samples by itself ------------------------------------------------------------------------------
+
+
+LIMIT = 2000
+
+
+def movable(count: int, seed: int, *, full: int | None = LIMIT) -> MovableSamples:
+    """Micro-batches with so many tokens of samples with two costs; None: each sample is anywhere, may it fit or not."""
+    rng = np.random.default_rng(seed)
+    tokens = np.clip(np.rint(rng.lognormal(5, 0.8, 60 * count)), 4, 1500).astype(np.int64)
+    other = rng.integers(0, 1000, len(tokens))
+    if full:
+        place, chosen = packed(tokens, full, count)
+    else:
+        chosen = np.flatnonzero(np.cumsum(tokens) < 0.8 * LIMIT * count)
+        place = rng.integers(0, count, len(chosen))
+    costs = np.stack([tokens[chosen] ** 2, other[chosen]])
+    return MovableSamples(shares_of(costs, count), tokens[None, chosen], np.array([LIMIT]), place, count)
+
+
+def unevenness(bins: MovableSamples) -> float:
+    """What exchanges make smaller: the squared deviations of columns, each level and row with its weight."""
+    total = 0.0
+    for width, weight in zip(bins.columns.levels, bins.columns.weights, strict=True):
+        sums = bins.loads.reshape(len(bins.loads), -1, width).sum(axis=1) / UNIT
+        total += float(((sums - sums.mean(axis=1, keepdims=True)) ** 2).sum(axis=1) @ weight)
+    return total
+
+
+def worst(bins: MovableSamples, width: int) -> float:
+    sums = bins.loads.reshape(len(bins.loads), -1, width).sum(axis=1)
+    return float((sums.max(axis=1) / sums.mean(axis=1)).max())
+
+
+def assert_true(bins: MovableSamples, before: Ints) -> None:
+    """What is kept beside the samples is that of the samples, and there are as many of each."""
+    place = bins.place()
+    assert sorted(bins.table[bins.table != bins.none].tolist()) == list(range(len(before)))
+    for kept, rows in ((bins.loads, bins.shares), (bins.held, bins.sizes)):
+        found = [np.bincount(place, weights=row[:-1], minlength=bins.count) for row in rows]
+        assert np.array_equal(kept, np.stack(found).astype(np.int64))
+    assert np.array_equal(bins.pull, bins.columns.pulls(bins.loads))
+    assert bins.filled.tolist() == np.bincount(place, minlength=bins.count).tolist()
+
+
+@settings(deadline=None, max_examples=examples(30))
+@given(st.integers(2, 24), st.integers(0, 10**6), st.sampled_from([LIMIT, 1600, None]), st.data())
+def test_what_is_kept_stays_true(count: int, seed: int, full: int | None, data: st.DataObject) -> None:
+    bins = movable(count, seed, full=full)
+    place, nothing = bins.place(), np.full(bins.none, -1)
+    for turn in data.draw(st.lists(st.integers(0, 9), max_size=6)):
+        over = int(np.maximum(bins.held - LIMIT, 0).sum())
+        uneven = unevenness(bins)
+        kind = data.draw(st.sampled_from(["singles", "trade", "finish", "mend"]))
+        if kind == "singles":
+            bins.exchange_singles(turn)
+        elif kind == "trade":
+            bins.trade(turn, pairs=max(1, count // 2), considered=8)
+        elif kind == "finish":
+            bins.finish(turn, nothing)
+        else:
+            bins.mend()
+        now = int(np.maximum(bins.held - LIMIT, 0).sum())
+        assert now <= over
+        if now == over and kind in ("singles", "trade"):
+            assert unevenness(bins) <= uneven * (1 + 1e-12)
+    assert_true(bins, place)
+
+
+def test_single_samples_change_places_until_columns_are_even() -> None:
+    bins = movable(48, 0, full=1600)
+    before = unevenness(bins)
+    for turn in range(6):
+        bins.exchange_singles(turn)
+    assert unevenness(bins) < 0.35 * before
+    for turn in range(6, 30):
+        bins.exchange_singles(turn)
+    assert unevenness(bins) < 0.2 * before
+
+
+def test_trades_find_what_single_samples_do_not() -> None:
+    bins = movable(48, 1)
+    for turn in range(30):
+        bins.exchange_singles(turn)
+    before = unevenness(bins)
+    for turn in range(10):
+        bins.trade(turn, pairs=8, considered=12)
+    assert unevenness(bins) < 0.6 * before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_worst_columns_become_better(seed: int) -> None:
+    bins = movable(48, seed)
+    for turn in range(30):
+        bins.exchange_singles(turn)
+    before = {width: worst(bins, width) for width in bins.columns.levels}
+    bins.finish(48, np.full(bins.none, -1))
+    after = {width: worst(bins, width) for width in bins.columns.levels}
+    assert sum(after.values()) < sum(before.values()) - 1
+    assert all(after[width] < 1.02 for width in before if width <= 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_too_full_is_mended_at_any_price(seed: int) -> None:
+    bins = movable(32, seed, full=None)
+    assert (bins.held > LIMIT).any()
+    for turn in range(16):
+        bins.exchange_singles(turn)
+    assert bins.mend() and (bins.held <= LIMIT).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_trades_alone_mend_what_is_too_full(seed: int) -> None:
+    bins = movable(16, seed, full=None)
+    while (bins.held > LIMIT).any():
+        over = int(np.maximum(bins.held - LIMIT, 0).sum())
+        bins.mend()
+        assert int(np.maximum(bins.held - LIMIT, 0).sum()) < over

@@ -3,15 +3,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
-from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
+from energon_lite.extras.balance.capacity_trial import Outcome, Trial, largest_fitting, run_trial
 from tests.testing import command, in_time, invoke
 
 #: A step that takes one MiB for each token, and others.
@@ -57,10 +60,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(capacity_trial.__file__).parents[2]))
 
 
-def profile(*arguments: object) -> tuple[int, str]:
-    return command("profile", *arguments)
-
-
 def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 300) -> Outcome:
     return run_trial(Trial(f"steps_here:{function}", capacity, steps, "cpu", limit), timeout)
 
@@ -71,19 +70,19 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched
 @linux
 @pytest.mark.slow
 def test_the_largest_capacity_within_a_limit() -> None:
-    code, output = profile(
-        "steps_here:step", "--device", "cpu", "--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16
-    )
+    limits = ["--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16]
+    code, output = command("profile", "steps_here:step", "--device", "cpu", *limits)
     assert code == 0, output
-    lines = output.splitlines()
-    assert lines[0] == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
-    tries = {int(line.split()[0]): "does not fit" not in line for line in lines[1:] if re.match(r" +\d", line)}
+    head, *lines = output.splitlines()
+    assert head == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
+    rows = [line.split() for line in lines if re.match(r" +\d", line)]
+    tries = {int(row[0]): "does not fit" not in " ".join(row) for row in rows}
     best = int(re.search(r"The largest capacity that fits is (\d+)", output)[1])  # type: ignore[index]
     # The interpreter and numpy take some of the 400 MiB; the rest has one MiB for each token.
     assert 200 < best < 400 and tries[best]
     assert {capacity for capacity, fits in tries.items() if not fits} == {one for one in tries if one > best}
     assert min(one for one in tries if one > best) - best == 16
-    peaks = {int(line.split()[0]): float(line.split()[1]) for line in lines[1:] if re.match(r" +\d", line)}
+    peaks = {int(row[0]): float(row[1]) for row in rows}
     assert peaks[128] - peaks[64] == pytest.approx(64 / 1024, abs=0.02)
 
 
@@ -125,15 +124,23 @@ def test_a_step_that_takes_too_long() -> None:
 
 
 def test_nothing_fits() -> None:
-    code, output = profile("steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000)
+    code, output = command(
+        "profile", "steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000
+    )
     assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
 
 
-def test_wrong_arguments() -> None:
-    code, output = profile("steps_here:step", "--device", "cpu")
-    assert code == 1 and "cpu needs a limit" in output and "--memory-limit" in output
-    code, output = profile("steps_here", "--device", "cpu", "--memory-limit", "1G")
-    assert code == 1 and "is not of the form module:function" in output
+def test_wrong_arguments(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for words, message in (
+        (["steps_here:step", "--device", "cpu"], r"cpu needs a limit[\s\S]*--memory-limit"),
+        (["steps_here", "--device", "cpu", "--memory-limit", "1G"], "is not of the form module:function"),
+        ([tmp_path / "run"], "train.measure_costs"),  # a run that has measured nothing
+        ([a_run(tmp_path / "other", 3)], "too few"),
+        (["steps_here:step", "--json"], "to a run's costs"),
+    ):
+        code, output = command("profile", *words)
+        assert code == 1 and re.search(message, output)
     for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count
     for text in ("", "G", "0G", "6X", "-3G"):
@@ -195,12 +202,39 @@ def test_the_costs_of_a_run(tmp_path: Path) -> None:
     assert sum(found["shares"].values()) == pytest.approx(1)
 
 
-def test_a_run_that_has_measured_nothing(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for words, message in (
-        ([tmp_path / "run"], "train.measure_costs"),
-        ([a_run(tmp_path / "other", 3)], "too few"),
-        (["steps_here:step", "--json"], "to a run's costs"),
-    ):
-        code, output = profile(*words)
-        assert code == 1 and message in output
+# -- the search for the largest capacity ------------------------------------------------------------------------------
+
+
+def noting(limit: int) -> tuple[Callable[[int], bool], list[int]]:
+    """Whether a capacity fits, and those that were tried."""
+    tried: list[int] = []
+    return lambda capacity: tried.append(capacity) or capacity <= limit, tried  # type: ignore[func-returns-value]
+
+
+@given(
+    limit=st.integers(0, 10_000),
+    start=st.integers(1, 5000),
+    most=st.integers(100, 20_000),
+    multiple=st.integers(1, 100),
+    precision=st.sampled_from([0.0, 0.01, 0.1]),
+)
+def test_the_largest_multiple_that_fits(limit: int, start: int, most: int, multiple: int, precision: float) -> None:
+    fits, tried = noting(limit)
+    found = largest_fitting(fits, start=start, most=most, multiple=multiple, precision=precision)
+    best = min(limit, most) // multiple * multiple
+    assert found <= best and found % multiple == 0
+    assert best - found <= max(0, found * precision)
+    assert len(set(tried)) == len(tried) <= 32 and all(0 < one <= most and one % multiple == 0 for one in tried)
+    assert found == 0 or found in tried
+
+
+def test_few_tries() -> None:
+    fits, tried = noting(13_500)
+    assert largest_fitting(fits, start=1024, multiple=64) == 13_440
+    assert tried[:5] == [1024, 2048, 4096, 8192, 16_384] and len(tried) == 11
+
+
+@pytest.mark.parametrize(("start", "most", "multiple"), [(0, 10, 1), (1, 0, 1), (1, 10, 0), (1, 10, 20)])
+def test_nothing_to_try(start: int, most: int, multiple: int) -> None:
+    with pytest.raises(UsageError, match="there is no multiple"):
+        largest_fitting(lambda capacity: True, start=start, most=most, multiple=multiple)

@@ -21,7 +21,8 @@ from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples, nightly_but
 
 CAPACITY = 2048
-MODEL = CostModel.from_features(dict.fromkeys(("tokens", "patches", "loss_tokens"), 10**9))
+OTHERS = ("patches", "loss_tokens")
+MODEL = CostModel.from_features(dict.fromkeys(("tokens", *OTHERS), 10**9))
 
 
 @lru_cache(maxsize=8)
@@ -34,17 +35,10 @@ def mix(count: int, seed: int) -> dict[str, Ints]:
 
 
 def plan_of(count: int, step: int, *, costs: bool = True, seed: int = 0) -> TokenPlan:
-    columns = mix(count, seed)
-    others = {name: values for name, values in columns.items() if name != "tokens"}
-    return TokenPlan(
-        BlendOrder([LeafOrder(count, 1)], [1.0], 0),
-        BestFit(Capacity(CAPACITY)),
-        [columns["tokens"]],
-        seed=seed,
-        step=step,
-        costs=CostColumns(MODEL, [others]) if costs else None,
-        chunk=128 * step,  # ten steps, of which seven are looked at
-    )
+    columns, order = mix(count, seed), BlendOrder([LeafOrder(count, 1)], [1.0], 0)
+    others = CostColumns(MODEL, [{name: columns[name] for name in OTHERS}]) if costs else None
+    strategy, chunk = BestFit(Capacity(CAPACITY)), 128 * step  # ten steps, of which seven are looked at
+    return TokenPlan(order, strategy, [columns["tokens"]], seed=seed, step=step, costs=others, chunk=chunk)
 
 
 def evenness(step: list[list[Span]], columns: dict[str, Ints], ranks: int) -> Ints:
@@ -52,14 +46,9 @@ def evenness(step: list[list[Span]], columns: dict[str, Ints], ranks: int) -> In
     loads = np.zeros((3, len(step)))
     for place, spans in enumerate(step):
         index = [index for _, index, *_ in spans]
-        loads[:, place] = [(columns["tokens"][index] ** 2).sum(), *(columns[name][index].sum() for name in others())]
+        loads[:, place] = [(columns["tokens"][index] ** 2).sum(), *(columns[name][index].sum() for name in OTHERS)]
     sums = loads.reshape(3, -1, ranks).sum(axis=1)
-    made: Ints = sums.mean(axis=1) / sums.max(axis=1)
-    return made
-
-
-def others() -> tuple[str, str]:
-    return "patches", "loss_tokens"
+    return np.divide(sums.mean(axis=1), sums.max(axis=1))
 
 
 def epochs_of(step: list[list[Span]]) -> set[int]:

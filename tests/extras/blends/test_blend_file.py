@@ -7,23 +7,28 @@ import json
 import multiprocessing
 import os
 import pickle
-import signal
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_train_dataset
+from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
-from energon_lite.extras.blends import blend_file, leaf_table, opening
-from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafTable
+from energon_lite.extras.blends import leaf_table, opening
+from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafRecords, LeafTable
+from energon_lite.extras.blends.weight_schedule import Schedule, Segment
 from energon_lite.extras.energon import BatchDataset, BlendDataset
 from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.storage.files.array_file import ArrayWriter
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.prepare import prepare_dataset
-from tests.testing import ALONE, alone
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE, alone, examples, killed_at, take
 
 LEAVES = 80
 OLD = 1_600_000_000
@@ -32,17 +37,9 @@ OLD = 1_600_000_000
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
     """A prepared folder with a column of lengths."""
-    folder = tmp_path_factory.mktemp("one")
-    write_dataset(folder, {"s0.tar": [(str(number), {"txt": b"x" * (number + 1)}) for number in range(4)]})
-    prepare_dataset(
-        folder,
-        split_parts={"train": ".*"},
-        sample_type="TextSample",
-        field_map={"text": "txt"},
-        sqlite=False,
-        workers=1,
-        force_overwrite=True,
-    )
+    samples = [(str(number), {"txt": b"x" * (number + 1)}) for number in range(4)]
+    folder = write_dataset(tmp_path_factory.mktemp("one"), {"s0.tar": samples}, splits={"train": ["s0.tar"]})
+    WebdatasetSource.open(folder)  # makes the index
     write_column(folder, "length", np.array([5, 1, 9, 2]))
     return folder
 
@@ -84,10 +81,11 @@ def opened(blend: Path, **options: Any) -> SavableDataset:
 def delivered(dataset: SavableDataset, batches: int = 8) -> tuple[list[Any], Any]:
     """Keys and places of samples, and a state; by a loader that then is closed."""
     with get_savable_loader(dataset) as loader:
-        some = [next(found) for found in [iter(loader)] for _ in range(batches)]
-        return [(one.__key__, [source.dataset_path for source in one.__sources__]) for one in some], (
-            loader.save_state_rank()
-        )
+        return places(take(loader, batches)), loader.save_state_rank()
+
+
+def places(batches: list[Any]) -> list[Any]:
+    return [(one.__key__, [source.dataset_path for source in one.__sources__]) for one in batches]
 
 
 def opened_whole(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SavableDataset:
@@ -142,7 +140,6 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
         entries: list[dict[str, Any]] = [{"path": f"leaf-{number}"} for number in range(40)]
         entries[3] |= {"subset": {"range": ["25%", "100%"]}, "subflavors": {"from": "leaf 3"}}
         entries[4] |= {"repetitions": 2.5} if kind == "epochs" else {"weight": {0: 1, 100: 0, 200: 3}}
-        (blend.parent / "inner.yaml").write_text(json.dumps({"splits": {"train": {"path": "leaf-70"}}}))
         entries.append({"path": "inner.yaml", "shuffle_over_epochs_multiplier": 2})
         splits = {"train": {"blend_epochized" if kind == "epochs" else "blend": entries}}
         (blend.parent / "inner.yaml").write_text(json.dumps({"splits": {"train": {"path": "leaf-70"}}}))
@@ -157,9 +154,7 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
 
 def test_no_file_is_made_of_leaves_that_choose_their_split(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = blend.parent / "leaf-2/.nv-meta/dataset.yaml"
-    text = path.read_text() + "split_part: train\n"
-    path.unlink()  # other leaves have the same file
-    path.write_text(text)
+    replace_file(path, path.read_bytes() + b"split_part: train\n")
     os.utime(path, (OLD, OLD))
     opened(blend)
     again = opened(blend)
@@ -171,10 +166,8 @@ def test_workers(blend: Path, method: Any) -> None:
     expected = delivered(opened(blend))[0]
     dataset = opened(blend, worker_config=alone(2))
     with get_savable_loader(dataset, start_method=method) as loader:
-        batches = iter(loader)
-        found = [next(batches) for _ in range(8)]
+        assert places(take(loader, 8)) == expected
         stats = loader.stats()
-    assert [(one.__key__, [source.dataset_path for source in one.__sources__]) for one in found] == expected
     assert sum(one["samples"] for one in stats["datasets"]) == 32
     assert {one["path"] for one in stats["datasets"]} == {path for _, paths in expected for path in paths}
 
@@ -210,48 +203,46 @@ def test_wrapped(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         blended = BlendDataset((both[0], 3), (both[1], 1), worker_config=ALONE)
         dataset = BatchDataset(blended, 4, sources, worker_config=ALONE)
         with get_savable_loader(dataset) as loader:
-            found.append([batch for _, batch in zip(range(8), loader, strict=False)])
+            found.append(take(loader, 8))
     assert found[0] == found[1] == found[2]
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> Path:
     path.unlink()  # it is a link to that of the others
     path.write_bytes(data)
+    return path
 
 
-@pytest.mark.parametrize("name", ["energon_lite.idx", "dataset.yaml", "split.yaml", "../s0.tar"])
+EXCLUDING = b"split_parts: {train: [s0.tar]}\nexclude: [s0.tar/1]\n"
+#: What happens to a file of a leaf.
+TOUCHED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "the index is touched": (".nv-meta/energon_lite.idx", bytes),
+    "dataset.yaml is touched": (".nv-meta/dataset.yaml", bytes),
+    "split.yaml is touched": (".nv-meta/split.yaml", bytes),
+    "the shard is touched": ("s0.tar", bytes),
+    "other data, of the same size and the same first header": ("s0.tar", lambda data: data.replace(b"xxxx", b"yyyy")),
+    "another split": (".nv-meta/split.yaml", lambda data: EXCLUDING),
+}
+
+
+@pytest.mark.parametrize("case", TOUCHED)
 def test_a_leaf_whose_file_was_touched_is_opened_again_alone(
-    blend: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    blend: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = delivered(opened(blend))
-    path = blend.parent / "leaf-33" / ".nv-meta" / name
-    replace_file(path, path.read_bytes())
+    before, (name, change) = opened(blend), TOUCHED[case]
+    path = blend.parent / "leaf-33" / name
+    data = path.read_bytes()
+    replace_file(path, change(data))
     os.utime(path, (OLD + 7, OLD + 7))
-    dataset, found = is_from_file(blend, monkeypatch)
-    assert found == ["leaf-33"] and delivered(dataset) == expected
-    assert not is_from_file(blend, monkeypatch)[1]
-
-
-def test_a_leaf_of_other_data_gets_another_key(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = opened(blend)
-    shard = blend.parent / "leaf-33" / "s0.tar"
-    data = shard.read_bytes()
-    shard.unlink()
-    shard.write_bytes(data.replace(b"xxxx", b"yyyy"))  # the same size, and the same first header
     after, found = is_from_file(blend, monkeypatch)
     assert found == ["leaf-33"]
     assert delivered(after) == delivered(opened_whole(blend, monkeypatch))
-    assert before.identity.fingerprint != after.identity.fingerprint
-    assert np.flatnonzero(before.leaves.keys != after.leaves.keys)[0] == 33  # type: ignore[attr-defined]
-
-
-def test_a_changed_split_counts(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(blend)
-    path = blend.parent / "leaf-5" / ".nv-meta" / "split.yaml"
-    replace_file(path, b"split_parts: {train: [s0.tar]}\nexclude: [s0.tar/1]\n")
-    dataset, found = is_from_file(blend, monkeypatch)
-    assert found == ["leaf-5"] and dataset.leaves[5].length == 3
-    assert delivered(dataset) == delivered(opened_whole(blend, monkeypatch))
+    same = change(data) == data
+    changed = np.flatnonzero(before.leaves.keys != after.leaves.keys).tolist()  # type: ignore[attr-defined]
+    assert changed[:1] == ([] if same else [33])
+    assert (before.identity.fingerprint == after.identity.fingerprint) == same
+    assert after.leaves[33].length == (3 if case == "another split" else 4)
+    assert not is_from_file(blend, monkeypatch)[1]
 
 
 def test_broken_leaves_are_told(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +259,7 @@ def test_broken_leaves_are_told(blend: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_changes_after_the_start_is_told_when_it_is_read(blend: Path) -> None:
     leaves = opened(blend).leaves
-    path = blend.parent / "leaf-5" / ".nv-meta" / "split.yaml"
-    replace_file(path, b"split_parts: {train: [s0.tar]}\nexclude: [s0.tar/1]\n")
+    path = replace_file(blend.parent / "leaf-5" / ".nv-meta" / "split.yaml", EXCLUDING)
     with pytest.raises(DataIndexError, match="was changed after the run began"):
         _ = leaves[5].source
     path.unlink()
@@ -317,53 +307,86 @@ def test_a_cache_that_cannot_be_written(
     assert "cannot be written" in caplog.text
 
 
-def _killed(blend: Path, after: int) -> None:
-    """Makes the file, and is killed in the middle of writing it."""
-    from energon_lite.storage.files.array_file import ArrayWriter
-
-    write, count = ArrayWriter._write, 0
-
-    def writing(self: Any, data: Any) -> None:
-        nonlocal count
-        write(self, data)
-        count += self._kind is blend_file.BLEND_FILE
-        if count == after:
-            self._file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    ArrayWriter._write = writing  # type: ignore[method-assign]
-    opened(blend)
-
-
-@pytest.mark.parametrize("after", [1, 20])
+@pytest.mark.parametrize("after", [4, 22])
 def test_killed_while_it_writes(blend: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = multiprocessing.get_context("fork").Process(target=_killed, args=(blend, after))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert killed_at(after, lambda: opened(blend), [(ArrayWriter, "_write")])
     assert len(is_from_file(blend, monkeypatch)[1]) == LEAVES
     assert not is_from_file(blend, monkeypatch)[1]
 
 
-def _makes(blend: Path, results: Any) -> None:
-    count, whole = [0], leaf_table.open_leaves
-
-    def noted(specs: Any, *args: Any, **kwargs: Any) -> Any:
-        count[0] += len(specs)
-        return whole(specs, *args, **kwargs)
-
-    leaf_table.open_leaves = noted
-    results.put((count[0], opened(blend).identity.fingerprint, count[0]))
-
-
 def test_one_process_makes_it_and_the_others_read_it(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(results: Any) -> None:
+        dataset, opened = is_from_file(blend, monkeypatch)
+        results.put((len(opened), dataset.identity.fingerprint))
+
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    processes = [context.Process(target=_makes, args=(blend, results)) for _ in range(3)]
+    processes = [context.Process(target=make, args=(results,)) for _ in range(3)]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    counts, fingerprints = zip(*(results.get() for _ in processes), strict=True)
     for process in processes:
         process.join(60)
-    assert sorted(opened for *_, opened in found) == [0, 0, LEAVES]
-    assert len({fingerprint for _, fingerprint, _ in found}) == 1
+    assert sorted(counts) == [0, 0, LEAVES] and len({*fingerprints}) == 1
+
+
+# -- leaves as plain lists, and back ----------------------------------------------------------------------------------
+
+
+_NUMBERS = st.floats(1e-300, 1.0)
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+_SUBSETS = st.builds(
+    Subset,
+    st.fractions(0, Fraction(1, 2)),
+    st.fractions(Fraction(1, 2), 1),
+    st.none() | st.integers(0, 99),
+    st.none() | st.integers(100, 2**40),
+    st.text(max_size=5),
+)
+_SPECS = st.builds(
+    LeafSpec,
+    path=st.text(max_size=9).map("/data/".__add__),
+    split_part=st.sampled_from(["train", "val"]),
+    weight=_NUMBERS,
+    schedule=st.none()
+    | st.lists(st.builds(Segment, st.integers(0, 2**62), _NUMBERS, _NUMBERS), min_size=1, max_size=2).map(
+        lambda segments: Schedule(tuple(segments))
+    ),
+    repetitions=st.none() | _NUMBERS,
+    subset=st.none() | _SUBSETS,
+    subflavors=st.dictionaries(st.text(max_size=3), _PLAIN, max_size=2),
+    shuffle_over_epochs_multiplier=st.sampled_from([None, -1, 1, 3]),
+    origin=st.text(max_size=5),
+    trail=st.lists(st.builds(Step, *[st.text(max_size=3)] * 4), max_size=2).map(tuple),
+    filters=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    units=st.lists(
+        st.builds(WeightUnit, st.just("tokens"), *[st.integers(0, 9)] * 2, st.text(max_size=3)), max_size=1
+    ).map(tuple),
+)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(_SPECS, max_size=70))
+@example([LeafSpec("/data/\udcff", "train")])  # a path that is no text
+def test_they_come_back_as_they_were(specs: list[LeafSpec]) -> None:
+    records = LeafRecords.of(specs)
+    assert list(records) == specs and records[: len(specs)] == specs
+    assert list(records.paths()) == [spec.path for spec in specs]
+    for number, spec in enumerate(specs):
+        assert records[number] == spec and records[number].trail == spec.trail
+        assert records[number].subset == spec.subset and records.path(number) == spec.path
+    with pytest.raises(IndexError):
+        records[len(specs)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [LeafSpec("a", "train", aux={"x": AuxReference("dataset", "b")}), LeafSpec("a", "train", subflavors={"x": 2**70})],
+)
+def test_what_is_not_plain_is_refused(spec: LeafSpec) -> None:
+    with pytest.raises(ValueError):
+        LeafRecords.of([spec])

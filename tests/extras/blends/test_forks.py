@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from energon_lite.extras.blends import forks
 from energon_lite.extras.blends.forks import done_by_forks
 from tests.testing import examples, until
 
-#: Children that earlier tests have left.
-OTHERS = set[Any]()
-
 
 @pytest.fixture(autouse=True)
-def _others() -> None:
-    OTHERS.update(multiprocessing.active_children())
+def nobody_stays() -> Iterator[None]:
+    others = {*multiprocessing.active_children()}  # that earlier tests have left
+    yield
+    assert {*multiprocessing.active_children()} <= others
 
 
 @settings(max_examples=examples(25))
@@ -33,7 +32,6 @@ def test_all_of_it_in_order(count: int, processes: int) -> None:
     found = done_by_forks(lambda number: (number, "x" * 50_000), count, processes, told.append)
     assert [number for number, _ in found] == list(range(count))
     assert told == sorted(told) and len(told) == len(range(0, count, processes))
-    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_others_work_too() -> None:
@@ -50,37 +48,24 @@ def test_others_work_too() -> None:
     assert not meeting.broken
 
 
-def dies(number: int) -> None:
-    os._exit(1)
+WRONG: dict[str, Callable[[int], Any]] = {
+    "dies": lambda number: os._exit(1),
+    "fails": lambda number: 1 // 0,
+    "hangs": lambda number: time.sleep(100),
+    "cannot be sent": lambda number: lambda: number,
+}
 
 
-def fails(number: int) -> None:
-    raise ValueError("there only")
-
-
-def hangs(number: int) -> None:
-    time.sleep(100)
-
-
-def cannot_be_sent(number: int) -> Any:
-    return lambda: number
-
-
-@pytest.mark.parametrize("wrong", [dies, fails, hangs, cannot_be_sent])
+@pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("first", [0, 5])
-def test_what_goes_wrong_there_is_done_here(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[int], Any], first: int
-) -> None:
+def test_what_goes_wrong_there_is_done_here(monkeypatch: pytest.MonkeyPatch, wrong: str, first: int) -> None:
     monkeypatch.setattr(forks, "_PATIENCE", 0.2)
     parent = os.getpid()
 
     def work(number: int) -> int:
-        if os.getpid() != parent and number >= first:
-            return wrong(number)
-        return number
+        return WRONG[wrong](number) if os.getpid() != parent and number >= first else number
 
     assert done_by_forks(work, 20, 3) == list(range(20))
-    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
@@ -95,7 +80,6 @@ def test_fewer_processes_than_asked_for(monkeypatch: pytest.MonkeyPatch, allowed
 
     monkeypatch.setattr(os, "fork", limited)
     assert done_by_forks(lambda number: number, 20, 4) == list(range(20))
-    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 19])
@@ -106,7 +90,6 @@ def test_an_error_is_raised_here(number: int) -> None:
 
     with pytest.raises(KeyError, match=str(number)):
         done_by_forks(work, 20, 3)
-    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_an_interrupt_leaves_nobody() -> None:
@@ -119,7 +102,6 @@ def test_an_interrupt_leaves_nobody() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         done_by_forks(work, 20, 3)
-    assert {*multiprocessing.active_children()} <= OTHERS
 
 
 def test_nobody_stays_when_the_one_that_waits_is_killed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
 from energon_lite.extras.blends import rebase_state
 from energon_lite.order.orders import Rebase
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, take
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
 weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))
@@ -38,14 +38,22 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
 
 def document(recipe: dict[str, Any], leaf_of: Callable[..., Any]) -> dict[str, Any]:
     ((kind, leaves),) = recipe.items()
-    blend = [{"path": str(leaf_of(SIZES[tag], tag)), kind: value} for tag, value in leaves.items()]
-    name = "blend_epochized" if kind == "repetitions" else "blend"
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {name: blend}}}
+    return blend_of([(leaf_of(SIZES[tag], tag), value) for tag, value in leaves.items()], kind)
+
+
+def blend_of(leaves: Sequence[tuple[Any, Any]], kind: str = "weight") -> dict[str, Any]:
+    blend = [{"path": str(path), kind: value} for path, value in leaves]
+    return {"splits": {"train": {"blend_epochized" if kind == "repetitions" else "blend": blend}}}
 
 
 def make(path: Any, config: WorkerConfig | None = None, **arguments: Any) -> Any:
-    config = config or ALONE
-    return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=config)
+    return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=config or ALONE)
+
+
+def resumed(dataset: Any, state: Any) -> Any:
+    loader = get_savable_loader(dataset)
+    loader.restore_state_rank(state)
+    return loader
 
 
 def by_leaf(batches: list[Any]) -> dict[str, list[str]]:
@@ -60,7 +68,7 @@ def by_leaf(batches: list[Any]) -> dict[str, list[str]]:
 def alone(leaf_of: Callable[..., Any], tag: str, count: int, **arguments: Any) -> list[str]:
     """The stream of a leaf in an undisturbed run of its own."""
     loader = get_savable_loader(make(leaf_of(SIZES[tag], tag), **{**arguments, "batch_size": 1}))
-    return [key for _, batch in zip(range(count), loader, strict=False) for key in batch.__key__]
+    return [key for batch in take(loader, count) for key in batch.__key__]
 
 
 @settings(max_examples=examples(18))
@@ -117,8 +125,7 @@ def test_after_a_rebase_all_laws_hold(
             found += ranks.steps(steps)
             state = json.loads(json.dumps(ranks.state()))
     assert [batch.__key__ for batch in found] == [batch.__key__ for batch in expected[: len(found)]]
-    again = get_savable_loader(make(new))
-    again.restore_state_rank(state)
+    again = resumed(make(new), state)
     for batch in expected[:2]:
         assert again.restore_sample(batch.__restore_key__).__key__ == batch.__key__
     if cut:
@@ -128,28 +135,17 @@ def test_after_a_rebase_all_laws_hold(
 
 def test_a_leaf_that_moved_stays(leaf_of: Any, tmp_path: Any) -> None:
     moved = shutil.copytree(leaf_of(50, "b"), tmp_path / "elsewhere")
-    old, new = (
-        {
-            "__module__": "megatron.energon",
-            "__class__": "MetadatasetV2",
-            "splits": {"train": {"blend": [{"path": str(path), "weight": weight} for path, weight in blend]}},
-        }
-        for blend in ([(leaf_of(7, "a"), 1.0), (leaf_of(50, "b"), 1.0)], [(moved, 1.0), (leaf_of(120, "c"), 2.0)])
-    )
+    old = document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of)
+    new = blend_of([(moved, 1.0), (leaf_of(120, "c"), 2.0)])
     loader = get_savable_loader(make(old))
-    keys = by_leaf([batch for _, batch in zip(range(20), loader, strict=False)])
+    keys = by_leaf(take(loader, 20))
     state, report = rebase_state(loader.save_state_rank(), make(old), make(new))
-    assert [(leaf.change, leaf.shown) for leaf in report.leaves] == [
-        ("stays", len(keys["b"])),
-        ("new", 0),
-        ("goes", len(keys["a"])),
-    ]
+    expected = [("stays", len(keys["b"])), ("new", 0), ("goes", len(keys["a"]))]
+    assert [(leaf.change, leaf.shown) for leaf in report.leaves] == expected
     text = str(report)
     assert f"elsewhere (was {leaf_of(50, 'b')}): goes on, {len(keys['b'])} samples" in text
     assert "new, starts at zero" in text and "after micro-batch 20" in text
-    again = get_savable_loader(make(new))
-    again.restore_state_rank(state)
-    more = by_leaf([batch for _, batch in zip(range(10), again, strict=False)])
+    more = by_leaf(take(resumed(make(new), state), 10))
     assert keys["b"] + more["b"] == alone(leaf_of, "b", len(keys["b"] + more["b"]))
 
 
@@ -159,7 +155,7 @@ def test_restoring_moves_between_blends_of_one_loader(leaf_of: Any) -> None:
     state, _ = rebase_state(get_savable_loader(make(old)).save_state_rank() | {"position": 9}, make(old), make(new))
 
     def keys(loader: Any, steps: int) -> list[Any]:
-        return [batch.__key__ for _, batch in zip(range(steps), loader, strict=False)]
+        return [batch.__key__ for batch in take(loader, steps)]
 
     fresh = keys(get_savable_loader(make(new)), 5)
     with get_savable_loader(make(new, WorkerConfig(rank=0, world_size=1, num_workers=2))) as loader:
@@ -171,31 +167,18 @@ def test_restoring_moves_between_blends_of_one_loader(leaf_of: Any) -> None:
         assert keys(loader, 5) == fresh
         loader.restore_state_rank(state)
         assert keys(loader, 5) == rebased
-    other = get_savable_loader(make(new))
-    other.restore_state_rank({name: value for name, value in state.items() if name != "rebase"})
-    assert keys(other, 5) != rebased  # the entry is what makes the difference
+    without = {name: value for name, value in state.items() if name != "rebase"}
+    assert keys(resumed(make(new), without), 5) != rebased  # the entry is what makes the difference
 
 
-@pytest.mark.parametrize(
-    "rebase",
-    [
-        5,
-        {},
-        {"position": 27, "starts": 3},
-        {"position": -1, "starts": [0, 0]},
-        {"position": 27, "starts": [1]},
-        {"position": 27, "starts": [1, True]},
-        {"position": 28, "starts": [1, 1]},
-        {"position": 27, "starts": [27, 1]},
-        {"position": 1 << 62, "starts": [0, 0]},
-    ],
-)
-def test_damaged_entries(leaf_of: Any, rebase: Any) -> None:
+def test_damaged_entries(leaf_of: Any) -> None:
     loader = get_savable_loader(make(document({"weight": {"a": 1.0, "b": 1.0}}, leaf_of)))
     state = loader.save_state_rank() | {"position": 9}
     loader.restore_state_rank(state | {"rebase": {"position": 27, "starts": [20, 7]}})
-    with pytest.raises(StateError, match="damaged: rebase is"):
-        loader.restore_state_rank(state | {"rebase": rebase})
+    places = (27, 3), (-1, [0, 0]), (27, [1]), (27, [1, True]), (28, [1, 1]), (27, [27, 1]), (1 << 62, [0, 0])
+    for rebase in (5, {}, *({"position": position, "starts": starts} for position, starts in places)):
+        with pytest.raises(StateError, match="damaged: rebase is"):
+            loader.restore_state_rank(state | {"rebase": rebase})
 
 
 def test_what_cannot_be_rebased(leaf_of: Any) -> None:
@@ -212,12 +195,10 @@ def test_what_cannot_be_rebased(leaf_of: Any) -> None:
     with pytest.raises(StateMismatchError, match=r"shuffle_over_epochs of data set .*b-50 was 1, and is 2"):
         rebase_state(state, old, make(path, shuffle_over_epochs_multiplier=2))
     with pytest.raises(StateMismatchError, match="belongs to another run"):  # without a rebase
-        get_savable_loader(make(path)).restore_state_rank(state)
+        resumed(make(path), state)
 
 
 def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: Any) -> None:
-    from energon_lite.loading.iterators.dataset import Identity
-
     def stages(last: float) -> dict[str, Any]:
         pairs = {"a": {0: 1.0, 6000: 1.0}, "b": {0: 0.0, 6000: 3.0, 50_000: last}}
         return document({"weight": pairs}, leaf_of)
@@ -225,11 +206,9 @@ def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: A
     old = make(document({"weight": {"a": 1.0, "c": 1.0}}, leaf_of))
     state = get_savable_loader(old).save_state_rank() | {"position": 1000}
     state, _ = rebase_state(state, old, make(stages(1.0)))
-    edited = get_savable_loader(make(stages(2.0)))
-    edited.restore_state_rank(state)  # a stage ahead is another one
-    leaves = by_leaf([batch for _, batch in zip(range(1500), edited, strict=False)])
+    leaves = by_leaf(take(resumed(make(stages(2.0)), state), 1500))  # a stage ahead is another one
     assert len(leaves["b"]) == 0 + (4500 + 3000 - 6000) * 3 // 4  # from position 3000 to 7500, b from 6000 on
-    identity: Identity = make(stages(1.0)).rebased(Rebase(3000, (0, 0))).identity
+    identity: Any = make(stages(1.0)).rebased(Rebase(3000, (0, 0))).identity
     edge = 3000 + (50_000 - 3000) // 4096 * 4096  # the blocks are counted from the rebase on
     marks = [identity.at(position).fingerprint for position in (edge - 3, edge, edge + 3)]
     assert marks[0] == marks[1] != marks[2]
@@ -240,8 +219,6 @@ def test_weights_that_change_keep_their_place_and_may_be_edited_ahead(leaf_of: A
 
 class Addresses(TaskEncoder):
     """Samples that say which they are; packs of one or two, of which some yield nothing."""
-
-    packs = False
 
     def encode_sample(self, sample: Any) -> dict[str, Any]:
         return {"__key__": sample.__key__, "address": sample.__restore_key__[1:4]}
@@ -265,36 +242,38 @@ def positions(leaf_of: Callable[..., Any], tag: str) -> dict[tuple[int, int], in
     return {row[1:]: place for place, row in enumerate(rows)}
 
 
+def shown_by(loader: Any, batches: int) -> list[Any]:
+    return [one for batch in take(loader, batches) for one in batch["shown"]]
+
+
+def assert_a_stream(leaf_of: Callable[..., Any], tag: str, shown: list[Any]) -> None:
+    """What was shown of a leaf is the beginning of its stream, without gaps and repetitions."""
+    stream = sorted(positions(leaf_of, tag)[one[1:]] for one in shown if one[0] == tag)
+    assert stream == list(range(len(stream)))
+
+
 TOKENS: dict[str, Any] = {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
+FIXED = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
 LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
 
 
 @pytest.mark.parametrize(("arguments", "encoder"), [(TOKENS, Addresses), (LANES, Packs)], ids=["tokens", "packs"])
 @settings(max_examples=examples(12))
 @given(
-    first=recipes(),
-    second=recipes(),
+    blends=st.tuples(recipes(), recipes()),
     worlds=st.tuples(*[st.sampled_from([1, 2, 3])] * 2),
     cut=st.integers(0, 12),
     workers=st.sampled_from([0, 0, 2]),
 )
+@pytest.mark.usefixtures("known_lengths")
 def test_chunks_that_were_begun_are_given_up(
-    cluster: Any,
-    leaf_of: Any,
-    known_lengths: None,
-    arguments: dict[str, Any],
-    encoder: Any,
-    first: Any,
-    second: Any,
-    worlds: tuple[int, int],
-    cut: int,
-    workers: int,
+    cluster: Any, leaf_of: Any, arguments: Any, encoder: Any, blends: Any, worlds: Any, cut: int, workers: int
 ) -> None:
     def build(recipe: dict[str, Any]) -> Callable[..., Any]:
         path = document(recipe, leaf_of)
         return lambda config=None: make(path, config, task_encoder=encoder(), **arguments)
 
-    old, new = build(first), build(second)
+    old, new = map(build, blends)
     with cluster(old, worlds[0], workers) as ranks:
         before = [one for batch in ranks.steps(cut) for one in batch["shown"]]
         states = [loader.save_state_rank() for loader in ranks.loaders]
@@ -315,46 +294,102 @@ def test_chunks_that_were_begun_are_given_up(
     with cluster(new, worlds[1], workers, state) as ranks:
         after = [one for batch in ranks.steps(12) for one in batch["shown"]]
         assert json.loads(json.dumps(ranks.loaders[0].save_state_rank()))["rebase"] == state["rebase"]
-    goes_on = {leaf.name.rpartition("/")[2][0]: leaf.shown for leaf in report.leaves if leaf.change != "goes"}
     found = defaultdict(list)
     for tag, index, epoch in after:
         found[tag].append(where[tag][index, epoch])
     for tag, here in found.items():
-        assert min(here) >= goes_on[tag]
+        assert min(here) >= shown[tag]
         if arguments is TOKENS:  # the first chunk has all from its start on
             assert len(set(here)) == len(here)
 
 
 def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, known_lengths: None) -> None:
-    fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
-    old = make(document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of), **fixed)
-    new = make(document({"weight": {"c": 1.0, "e": 2.0}}, leaf_of), **fixed)
+    old = make(document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of), **FIXED)
+    new = make(document({"weight": {"c": 1.0, "e": 2.0}}, leaf_of), **FIXED)
     loader = get_savable_loader(old)
-    before = [one for _, batch in zip(range(8), loader, strict=False) for one in batch["shown"]]
+    before = shown_by(loader, 8)
     state, report = rebase_state(loader.save_state_rank(), old, new)  # two chunks of 20 samples, four batches each
     assert report.first == 40 and not report.given_up and state["place"] == [2, 0]
-    again = get_savable_loader(new)
-    again.restore_state_rank(state)
-    after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]
-    stream = sorted(positions(leaf_of, "c")[one[1:]] for one in before + after if one[0] == "c")
-    assert stream == list(range(len(stream)))
+    assert_a_stream(leaf_of, "c", before + shown_by(resumed(new, state), 40))
 
 
 def test_a_run_goes_on_with_other_costs(leaf_of: Any, known_lengths: None) -> None:
-    fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
     path = document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of)
     old, new = (
-        make(path, **fixed, micro_batches_per_step=2, costs=CostModel(Quadratic(square, 5 * 10**9)))
+        make(path, **FIXED, micro_batches_per_step=2, costs=CostModel(Quadratic(square, 5 * 10**9)))
         for square in (10**9, 10**10)
     )
-    loader, again = get_savable_loader(old), get_savable_loader(new)
-    before = [one for _, batch in zip(range(8), loader, strict=False) for one in batch["shown"]]
+    loader = get_savable_loader(old)
+    before = shown_by(loader, 8)
     with pytest.raises(StateMismatchError, match="costs"):
-        again.restore_state_rank(loader.save_state_rank())
+        resumed(new, loader.save_state_rank())
     state, report = rebase_state(loader.save_state_rank(), old, new)
     assert not report.given_up
-    again.restore_state_rank(state)
-    after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]
+    after = shown_by(resumed(new, state), 40)
     for tag in ("a", "c"):
-        stream = sorted(positions(leaf_of, tag)[one[1:]] for one in before + after if one[0] == tag)
-        assert stream == list(range(len(stream)))
+        assert_a_stream(leaf_of, tag, before + after)
+
+
+# -- data sets that were made alike: of equal shard names, sizes, counts and keys -------------------------------------
+
+
+class Texts(TaskEncoder):
+    """Of each sample, its leaf and its text."""
+
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        return {"shown": [(sample.__restore_key__[1], sample.text) for sample in samples]}
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory, write_dataset: Any) -> dict[str, Any]:
+    """Data sets of the same shards, keys and sizes; only the texts differ."""
+    root, made = tmp_path_factory.mktemp("twins"), {}
+    for tag in "pqrs":
+        samples = [(f"{number:02}", {"txt": f"{tag}{number:02}".encode()}) for number in range(16)]
+        made[tag] = write_dataset(root / tag, {"0.tar": samples[:8], "1.tar": samples[8:]})
+    return made
+
+
+listings = st.lists(st.tuples(st.sampled_from("pqrs"), st.sampled_from([0.5, 1.0, 2.0])), min_size=1, max_size=5)
+
+
+@settings(max_examples=examples(40))
+@given(old=listings, new=listings, steps=st.tuples(st.integers(0, 20), st.integers(10, 20)))
+def test_twins_are_not_taken_for_each_other(twins: Any, old: Any, new: Any, steps: tuple[int, int]) -> None:
+    """Each leaf that stays goes on with its own data, once an epoch; one that is listed twice has two streams."""
+    shown: dict[tuple[str, int], list[str]] = defaultdict(list)
+    known: set[tuple[str, int]] = set()
+    state: Any = None
+    before: Any = None
+    for listing, count in zip((old, new), steps, strict=True):
+        blend = blend_of([(twins[tag], weight) for tag, weight in listing])
+        tags = [tag for tag, _ in listing]
+        names = [(tag, tags[:place].count(tag)) for place, tag in enumerate(tags)]
+        if before is not None:
+            old, new = (make(one, task_encoder=Texts()) for one in (before, blend))
+            state, report = rebase_state(state, old, new)
+            for name, leaf in zip(names, report.leaves, strict=False):
+                assert leaf.name == str(twins[name[0]])
+                assert (leaf.change, leaf.shown) == ("stays" if name in known else "new", len(shown[name]))
+            assert len(report.leaves) == len({*names, *known})
+        loader = resumed(make(blend, task_encoder=Texts()), state)
+        for leaf, text in shown_by(loader, count):
+            assert text[0] == tags[leaf]
+            shown[names[leaf]].append(text)
+        state, before, known = json.loads(json.dumps(loader.save_state_rank())), blend, set(names)
+    for (tag, number), texts in shown.items():
+        for first in range(0, len(texts), 16):
+            assert len(set(texts[first : first + 16])) == len(texts[first : first + 16])
+        if number == 0:  # wherever it stands, and beside whatever else
+            alone = get_savable_loader(make(twins[tag], task_encoder=Texts(), batch_size=1))
+            assert texts == [text for _, text in shown_by(alone, len(texts))]
+
+
+def test_a_twin_in_the_place_of_another_is_another_run(twins: Any, tmp_path: Any) -> None:
+    def beside(path: Any) -> Any:
+        return get_savable_loader(make(blend_of([(twins["p"], 1.0), (path, 1.0)])))
+
+    state = beside(twins["q"]).save_state_rank()
+    with pytest.raises(StateMismatchError, match="data set 1"):
+        beside(twins["r"]).restore_state_rank(state)
+    beside(shutil.copytree(twins["q"], tmp_path / "elsewhere")).restore_state_rank(state)

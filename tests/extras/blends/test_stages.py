@@ -1,9 +1,11 @@
-"""Blends with stages: within one sample of the integral, streams without gaps, and a past that no future changes."""
+"""Blends with stages: within one sample of the integral, streams without gaps, and a past that no future changes; and
+runs of them."""
 
 from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.blends.staged_run import Stages
-from energon_lite.extras.blends.stages import StagedBlend, last_position
+from energon_lite.extras.blends.staged_run import Stages, stages_from
+from energon_lite.extras.blends.stages import Ideal, ShareIntegral, StagedBlend, last_position
 from energon_lite.extras.blends.stages import WeightStage as Stage
-from energon_lite.order.blend import BLOCK, Blend
-from energon_lite.order.orders import BlendOrder
+from energon_lite.extras.tools.order_arrays import build_blend_index
+from energon_lite.order.blend import BLOCK, Blend, integer_shares
+from energon_lite.order.orders import BlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
+from tests.core.order import test_rebase as rebase
 
 RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))
 
@@ -76,11 +80,8 @@ def test_counts_follow_the_integral_and_streams_go_on(stages: tuple[Stage, ...],
         assert error(np.bincount(leaf[:edge], minlength=leaves), integrals(stages, edge)) <= 1
     for stage, stop in zip(stages, [*(following.start for following in stages[1:]), end], strict=True):
         there = np.bincount(leaf[stage.start : stop], minlength=leaves)
-        assert not any(
-            there[number]
-            for number in range(leaves)
-            if not stage.weights[number] and not (stage.last or [0] * leaves)[number]
-        )
+        shares = np.array([stage.weights, stage.last or stage.weights])
+        assert not there[~shares.any(axis=0)].any()
 
 
 @given(stages=staged(), data=st.data())
@@ -103,14 +104,8 @@ def test_many_leaves_over_nine_orders_of_magnitude_far_out(count: int) -> None:
     rng = np.random.default_rng(count)
     one, other, third = (tuple((10 ** rng.uniform(-9, 0, count)).tolist()) for _ in range(3))
     blend = StagedBlend((Stage(0, one), Stage(10**6 + 7, one, other), Stage(10**15 + 3, third)), key=2)
-    for position in (
-        BLOCK,
-        10**6 + 7,
-        10**12 // BLOCK * BLOCK,
-        10**15 // BLOCK * BLOCK,
-        10**15 + 3,
-        10**16 // BLOCK * BLOCK,
-    ):
+    ends = [place // BLOCK * BLOCK for place in (BLOCK, 10**12, 10**15, 10**16)]
+    for position in (*ends, 10**6 + 7, 10**15 + 3):
         counts, ideal = blend.counts_before(position), blend.ideal_before(position)
         assert int(counts.sum()) == position
         assert np.abs((counts - ideal.whole) - ideal.fraction * 2.0**-62).max() <= 1
@@ -153,13 +148,8 @@ def test_the_future_does_not_change_the_past(
     """Stages from some place on are replaced; then the last constant one is cut off somewhere."""
     leaves, keep = len(stages[0].weights), data.draw(st.integers(1, len(stages)))
     cut = stages[keep].start if keep < len(stages) else stages[-1].start + data.draw(st.integers(1, 3 * BLOCK))
-    tail = [
-        Stage(
-            cut + stage.start,
-            *(None if w is None else (*w, *([1.0] * leaves))[:leaves] for w in (stage.weights, stage.last)),
-        )
-        for stage in future
-    ]
+    fitted = [[w and (*w, *([1.0] * leaves))[:leaves] for w in (stage.weights, stage.last)] for stage in future]
+    tail = [Stage(cut + stage.start, *weights) for stage, weights in zip(future, fitted, strict=True)]
     tail = [s if any(s.weights) and any(s.last or [1]) else Stage(s.start, (1.0,) * leaves) for s in tail]
     tail[-1] = Stage(tail[-1].start, tail[-1].weights)
     same = np.arange(last_position(cut))
@@ -179,20 +169,13 @@ def test_all_positions_before_a_stage_stay_when_it_is_edited() -> None:
     assert np.array_equal(found[0], found[1])
 
 
-def test_more_positions_or_stages_than_there_are() -> None:
-    with pytest.raises(UsageError, match="the order ends before this position"):
-        StagedBlend(RAMP, key=0).lookup(np.array([2**62]))
-
-
 def test_in_an_order() -> None:
     leaves = [LeafOrder(1000, key=1), LeafOrder(70, key=2)]
-    order, blend = BlendOrder(leaves, Stages(RAMP), key=3), BlendOrder(leaves, Stages((Stage(0, (3, 1)),)), key=3)
+    order = BlendOrder(leaves, Stages(RAMP), key=3)
     found = order.lookup(np.arange(990_000, 1_010_000))
     assert abs(np.bincount(found.leaf)[1] - 18_000) < 100
     seconds = np.flatnonzero(found.leaf == 1)[:140]
     assert len({(int(found.index[i]), int(found.epoch[i])) for i in seconds}) == 140
-    plain = BlendOrder(leaves, [3, 1], key=3)
-    assert blend.lookup(np.arange(9000)).rows() == plain.lookup(np.arange(9000)).rows()
     assert BlendOrder(leaves[:1], Stages((Stage(0, (3.0,)),)), key=3).blend is None
 
 
@@ -218,7 +201,9 @@ def test_bad_stages_are_named(stages: list[Stage], message: str) -> None:
     assert caught.value.fix
 
 
-def test_stages_of_other_leaves_are_refused() -> None:
+def test_more_positions_or_other_leaves_than_there_are() -> None:
+    with pytest.raises(UsageError, match="the order ends before this position"):
+        StagedBlend(RAMP, key=0).lookup(np.array([2**62]))
     with pytest.raises(UsageError, match="2 leaves, but 3 weights"):
         BlendOrder([LeafOrder(4, key=1)] * 2, Stages((Stage(0, (1, 1, 1)),)), key=0)
 
@@ -229,3 +214,92 @@ def test_golden() -> None:
     positions = np.r_[np.arange(9000), 10**9 + np.arange(9000), 10**15 - 4000 + np.arange(9000)]
     found = np.stack(StagedBlend(stages, 42).lookup(positions)).astype("<i8")
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == "27be26863bd62b1d"
+
+
+# -- integrals of shares in fixed point: exact, beside fractions of unlimited length ----------------------------------
+
+
+shares_at_once = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0)), min_size=1, max_size=6).filter(any)
+
+
+def exact(ideal: Ideal) -> list[Fraction]:
+    return [
+        Fraction(whole) + Fraction(fraction, 1 << 62)
+        for whole, fraction in zip(ideal.whole.tolist(), ideal.fraction.tolist(), strict=True)
+    ]
+
+
+@given(first=shares_at_once, data=st.data(), start=st.integers(0, 2**50), length=st.integers(1, 2**61))
+def test_the_integral_of_a_straight_line(first: list[float], data: st.DataObject, start: int, length: int) -> None:
+    last = data.draw(st.lists(st.floats(0, 1), min_size=len(first), max_size=len(first)).filter(any))
+    one, other = (integer_shares(values, zero=True) for values in (first, last))
+    base = Ideal(np.arange(len(first)), np.full(len(first), 3 << 60, dtype=np.uint64))
+    x = data.draw(st.integers(0, length))
+    found = exact(ShareIntegral(start, base, one, other, length).before(start + x))
+    for leaf, value in enumerate(found):
+        a, b = Fraction(int(one[leaf]), 1 << 62), Fraction(int(other[leaf]), 1 << 62)
+        integral = leaf + Fraction(3, 4) + a * x + (b - a) * x * x / (2 * length)
+        assert abs(value - integral) < Fraction(1, 1 << 30)
+    total = sum(range(len(first))) + Fraction(3, 4) * len(first) + x
+    assert abs(sum(found) - total) < Fraction(1, 1 << 50)  # whatever was rounded: nothing is created or lost
+
+
+def test_sums_are_rounded_to_the_nearest() -> None:
+    quarters = Ideal(np.array([1, 2, 3]), np.full(3, 1 << 60, dtype=np.uint64))
+    assert [quarters.total(np.arange(3) < count) for count in (1, 2, 3)] == [1, 4, 7]
+
+
+# -- runs whose weights change: rebases and arrays of their order -----------------------------------------------------
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[int], BlendOrder]:
+    """Some of the leaves, in any order, and an order that mixes them by weights that change."""
+    leaves = draw(st.permutations(range(len(rebase.LENGTHS))))[: draw(st.integers(1, len(rebase.LENGTHS)))]
+    one_each: Any = st.lists(rebase.weights, min_size=len(leaves), max_size=len(leaves))
+    first, second, third = (tuple(draw(one_each)) for _ in range(3))
+    begin = draw(st.integers(1, 9000))
+    stages = Stage(0, first, last=second), Stage(begin, second), Stage(begin + 4096, third)
+    return leaves, BlendOrder([rebase.leaf_order(leaf) for leaf in leaves], Stages(stages), key=1)
+
+
+def of_core(law: Any) -> Any:
+    """A law of rebases, to be tried on runs in stages."""
+    return law.hypothesis.inner_test
+
+
+some = st.lists(st.tuples(st.one_of(runs(), runs(), rebase.recipes()), st.integers(0, 6000)), min_size=1, max_size=4)
+
+
+@given(chain=some)
+def test_each_leafs_stream_has_no_gap_and_no_repetition(chain: Any) -> None:
+    of_core(rebase.test_each_leafs_stream_has_no_gap_and_no_repetition)(chain)
+
+
+@given(recipe=runs(), position=st.one_of(st.integers(0, 20_000), st.integers(0, 2**55)), span=st.integers(1, 100))
+def test_far_out_too_and_at_random(recipe: Any, position: int, span: int) -> None:
+    of_core(rebase.test_far_out_too_and_at_random)(recipe, position, span)
+    of_core(rebase.test_counts_before_are_what_is_shown_before)(recipe, position % 20_000)
+
+
+def test_a_stage_keeps_its_place_in_the_run() -> None:
+    stages = Stage(0, (1, 0)), Stage(4096, (0, 1))
+    order = BlendOrder([rebase.leaf_order(2), rebase.leaf_order(4)], Stages(stages), key=1)
+    order = order.rebased(Rebase(4000, (4000, 0)))
+    assert order.lookup(np.arange(4000, 5000)).leaf.tolist() == [0] * 96 + [1] * 904
+    slope = [Stage(0, (2.0, 0.0), last=(0.0, 4.0)), Stage(8, (0.0, 1.0))]
+    assert stages_from(slope, 2) == [Stage(0, (0.75, 0.25), last=(0.0, 4.0)), Stage(6, (0.0, 1.0))]
+    assert stages_from(slope, 8) == stages_from(slope, 99) == [Stage(0, (0.0, 1.0))]
+
+
+def test_a_blend_index_of_stages(tmp_path: Any) -> None:
+    stages = Stages((Stage(0, (1, 0)), Stage(4096, (1, 3))))
+    data_set, sample = build_blend_index(stages, 6000, key=3)
+    leaf, position = stages.blend(2, 3, 6000).lookup(np.arange(6000))
+    assert np.array_equal(data_set, leaf) and np.array_equal(sample, position)
+    for built, expected in zip(
+        build_blend_index(stages, 6000, tmp_path / "index", key=3, workers=2), (leaf, position), strict=True
+    ):
+        assert np.array_equal(built, expected)
+    with pytest.raises(UsageError, match="never ends"):
+        build_blend_index(Stages((Stage(0, (1, 0), last=(0, 1)),)), 10)

@@ -41,12 +41,8 @@ def test_names() -> None:
     assert path.url == str(path) == "s3://bucket/coco/train.tar" and path.name == path.display_name == "train.tar"
     assert path.parent == EPath("s3://bucket/coco") and path.with_suffix(".idx").name == "train.idx"
     assert path / "/abs" == EPath("/abs") and path.parent / "s3://other/x" == EPath("s3://other/x")
-    assert (
-        pickle.loads(pickle.dumps(path)) == path
-        and len({path, EPath(path)}) == 1
-        and path.parent < path
-        and not path < path
-    )
+    assert pickle.loads(pickle.dumps(path)) == path and len({path, EPath(path)}) == 1
+    assert path.parent < path and not path < path
     assert (path.is_local(), path.profile, EPath("/a").profile) == (False, "s3", "default")
     assert os.fspath(EPath("rel")) == os.path.abspath("rel") and EPath("file:///a/b").local_path() == Path("/a/b")
     assert repr(EPath("/a")) == "EPath('/a')" and str(EPath("/a").internal_path) == "/a"

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    EnergonLiteError,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    register_source,
-)
+from energon_lite import EnergonLiteError, get_savable_loader, get_train_dataset, get_val_dataset, register_source
+from energon_lite.config.leaf_spec import Subset
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
 from energon_lite.extras.energon import build_filter_index, build_filter_index_from_shard_indexes
 from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, command, examples, output_of, take
 
 VALUES = {"length": np.array([3, 900, 4096, 5000, 0]), "q.a": np.array([0.5, 1.5, -2.0, 0.0, 3.0])}
 
@@ -134,6 +130,8 @@ def test_filter_indexes_are_energons(leaf: Path) -> None:
         build_filter_index_from_shard_indexes(leaf, "x", {"x.tar": [1]})
     with pytest.raises(DataIndexError, match="no filter index 'absent'"):
         source(leaf, "absent")
+    with pytest.raises(DataIndexError, match="no column 'unknown'"):
+        source(leaf, "unknown > 3")
     for damage in (b"", b"\0" * 24, b"\xff" * 24):
         (meta / "filter_short.idx").write_bytes(damage)
         with pytest.raises(DataIndexError, match="damaged"):
@@ -141,39 +139,30 @@ def test_filter_indexes_are_energons(leaf: Path) -> None:
     (meta / "filter_short.json").write_text('{"version": 9}')
     with pytest.raises(DataIndexError, match="version 1"):
         source(leaf, "short")
-    with pytest.raises(DataIndexError, match="no column 'unknown'"):
-        source(leaf, "unknown > 3")
 
 
 def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
-    def document(inner: str, outer: str | None) -> dict[str, Any]:
-        (tmp_path / "inner.yaml").write_text(
-            json.dumps({"splits": {"train": {"blend": [{"path": str(leaf), "filter": inner}]}}})
-        )
-        reference = {"path": str(tmp_path / "inner.yaml")} | ({} if outer is None else {"filter": outer})
+    def document(inner: str, **outer: str) -> dict[str, Any]:
+        blend = [{"path": str(leaf), "filter": inner}]
+        (tmp_path / "inner.yaml").write_text(json.dumps({"splits": {"train": {"blend": blend}}}))
+        reference = {"path": str(tmp_path / "inner.yaml"), **outer}
         return {"__module__": "megatron.energon", "__class__": "Recipe", "splits": {"train": {"blend": [reference]}}}
 
     def loader(path: Any, **more: Any) -> Any:
         return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=ALONE, **more))
 
-    def shown(one: Any) -> list[str]:
-        return sorted(key for batch in (next(batches) for batches in [iter(one)] * 5) for key in batch.__key__)
-
     every = keys_of(source(leaf))
-    one = loader(document("tokens < 200", "score < 0.5"))
-    kept = [number for number in range(20) if number % 7 < 3.5]
+    one = loader(document("tokens < 200", filter="score < 0.5"))
+    kept = {every[number] for number in range(20) if number % 7 < 3.5}
     assert len(one.dataset.leaves[0].source) == len(kept)
-    assert shown(one) == sorted(every[number] for number in kept[:10]) or set(shown(one)) <= {every[n] for n in kept}
-    same = loader(document("tokens < 200", None), filter="score < 0.5")
-    same.restore_state_rank(one.save_state_rank())
-    with pytest.raises(StateMismatchError, match="other data"):
-        loader(document("tokens < 190", None)).restore_state_rank(one.save_state_rank())
+    assert {key for batch in take(one, len(kept)) for key in batch.__key__} == kept
     state = one.save_state_rank()
-    with pytest.raises(EnergonLiteError, match=r"inner\.yaml") as caught:
-        loader(document("tokens <", None))
-    assert "not a filter" in str(caught.value)
+    loader(document("tokens < 200"), filter="score < 0.5").restore_state_rank(state)
+    with pytest.raises(StateMismatchError, match="other data"):
+        loader(document("tokens < 190")).restore_state_rank(state)
+    with pytest.raises(EnergonLiteError, match=r"not a filter[\s\S]*inner\.yaml"):
+        loader(document("tokens <"))
     assert len(list(get_savable_loader(get_val_dataset(leaf, worker_config=ALONE, filter="tokens < 50")))) == 5
-    assert state["position"] == 10
 
 
 def test_of_a_jsonl_file_and_beside_measured_skips(leaf: Path, tmp_path: Path) -> None:
@@ -186,17 +175,8 @@ def test_of_a_jsonl_file_and_beside_measured_skips(leaf: Path, tmp_path: Path) -
     one = source(leaf, "tokens < 100", skips="skip")
     assert [one.column("length")[number] for number in range(len(one))] == [0, 20, 40, 60, 80]
     assert (one.skipped, one.choice.filtered) == (25, 20)
-    span = WebdatasetSource.open(str(leaf), filters=[SampleFilter("tokens >= 100")], subset=Half())
+    span = source(leaf, "tokens >= 100", subset=Subset(stop=Fraction(1, 2)))
     assert [int(length) for length in span.column("length")] == [*range(100, 250, 10)]
-
-
-class Half:
-    """The first half."""
-
-    origin = ""
-
-    def bounds(self, samples: int) -> tuple[int, int]:
-        return 0, samples // 2
 
 
 class Numbers:
@@ -214,6 +194,10 @@ class Numbers:
         if name != "length":
             raise DataIndexError(f"no column {name!r}")
         return np.arange(20) ** 2
+
+
+def open_numbers(url: str, split_part: str) -> Numbers:
+    return Numbers()
 
 
 def test_of_a_source_of_ones_own() -> None:
@@ -236,5 +220,16 @@ def test_of_a_source_of_ones_own() -> None:
         dataset("score < 0")
 
 
-def open_numbers(url: str, split_part: str) -> Numbers:
-    return Numbers()
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_condition_is_stored_under_a_name(leaf: Path) -> None:
+    output = output_of("filter", leaf, "short", "tokens < 120 and tokens % 20 == 0")
+    assert "filter 'short' keeps 6 of 50 samples" in output
+    assert len(get_val_dataset(leaf, filter="short", worker_config=ALONE).leaves[0].source) == 6
+    assert command("filter", leaf, "short", "tokens < 30")[0] == 1
+    assert "keeps 3 of 50" in output_of("filter", leaf, "short", "tokens < 30", "--force-overwrite")
+    wrong = {"short": "is not a condition", "tokens <": "not a filter", "absent > 1": "no column 'absent'"}
+    for where, words in wrong.items():
+        code, output = command("filter", leaf, "other", where)
+        assert code == 1 and words in output

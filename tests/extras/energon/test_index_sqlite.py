@@ -1,20 +1,31 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from energon_lite.errors import DatasetError
+from energon_lite.errors import DatasetError, ShardFormatError
 from energon_lite.extras.energon import index_sqlite as sqlite_index
+from energon_lite.extras.energon import unique_keys
 from energon_lite.extras.energon.index_sqlite import build_sqlite_index, find_duplicate_keys
+from energon_lite.extras.energon.unique_keys import make_keys_unique
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import killed_at_every_step
+from tests.testing import command, killed_at_every_step, write_tar
+
+
+def rows(database: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def test_contents(make_tar: Callable[..., Path], tmp_path: Path) -> None:
@@ -23,20 +34,18 @@ def test_contents(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
     assert [*find_duplicate_keys(scans)] == []
     assert build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
-    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
-        assert database.execute("SELECT * FROM samples").fetchall() == [
-            (0, "0", 0, 0, 2048),
-            (0, "1", 1, 2048, 1024),
-            (1, "f/2", 0, 0, 1024),
-        ]
-        assert database.execute("SELECT * FROM sample_parts").fetchall() == [
-            (0, 0, "txt", 512, 4),
-            (0, 0, "cls", 1536, 1),
-            (0, 1, "txt", 2560, 3),
-            (1, 0, "txt", 512, 3),
-        ]
+    samples = [(0, "0", 0, 0, 2048), (0, "1", 1, 2048, 1024), (1, "f/2", 0, 0, 1024)]
+    assert rows(tmp_path / "index.sqlite", "SELECT * FROM samples") == samples
+    assert rows(tmp_path / "index.sqlite", "SELECT * FROM sample_parts") == [
+        (0, 0, "txt", 512, 4),
+        (0, 0, "cls", 1536, 1),
+        (0, 1, "txt", 2560, 3),
+        (1, 0, "txt", 512, 3),
+    ]
 
 
+DATABASE = ".nv-meta/index.sqlite"
+KEYS = [f"{number}.cls" for number in range(10)]
 MEDIA = """
 CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
 CREATE TABLE media_filters (filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT,
@@ -46,44 +55,50 @@ CREATE INDEX by_type ON media_metadata(metadata_type);
 """
 
 
-def add_media(database: Path, keys: list[str]) -> None:
-    """What Energon adds when it measures pictures and videos."""
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.executescript(MEDIA)
-        rows = [(key, "image", '{"width": 1}') for key in keys]
-        connection.executemany("INSERT INTO media_metadata VALUES (?, ?, ?)", rows)
+def media(root: Path) -> tuple[list[str], list[str]]:
+    keys = rows(root / DATABASE, "SELECT entry_key FROM media_metadata ORDER BY entry_key")
+    return [key for (key,) in keys], [text for (text,) in rows(root / DATABASE, "SELECT patterns FROM media_filters")]
 
 
-def media(database: Path) -> tuple[list[str], list[str]]:
-    with closing(sqlite3.connect(database)) as connection:
-        keys = [key for (key,) in connection.execute("SELECT entry_key FROM media_metadata ORDER BY entry_key")]
-        return keys, [text for (text,) in connection.execute("SELECT patterns FROM media_filters")]
+def samples_of(root: Path) -> int:
+    ((count,),) = rows(root / DATABASE, "SELECT count(*) FROM samples")
+    return int(count)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / ".nv-meta").iterdir() if "sqlite" in path.name)
+
+
+def prepared_again(root: Path, indexes_only: bool = False, **options: Any) -> Any:
+    """The report of another preparation of a folder."""
+    if indexes_only:
+        return index_again(str(root))
+    return prepare_dataset(root, split_ratio="1,0,0", force_overwrite=True, **options)
 
 
 @pytest.fixture
 def prepared(ten: Path) -> Path:
+    """With what Energon adds when it measures pictures and videos."""
     prepare_dataset(ten, split_ratio="1,0,0")
-    add_media(ten / ".nv-meta/index.sqlite", [f"{number}.cls" for number in range(10)])
+    with closing(sqlite3.connect(ten / DATABASE)) as connection, connection:
+        connection.executescript(MEDIA)
+        rows = [(key, "image", '{"width": 1}') for key in KEYS]
+        connection.executemany("INSERT INTO media_metadata VALUES (?, ?, ?)", rows)
     return ten
-
-
-DATABASE = ".nv-meta/index.sqlite"
-AGAIN = {"split_ratio": "1,0,0", "force_overwrite": True}
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])
 def test_tables_of_others_are_kept(prepared: Path, indexes_only: bool) -> None:
-    report = index_again(str(prepared)) if indexes_only else prepare_dataset(prepared, **AGAIN)
-    assert media(prepared / DATABASE) == ([f"{number}.cls" for number in range(10)], ["jpg"])
+    report = prepared_again(prepared, indexes_only)
+    assert media(prepared) == (KEYS, ["jpg"])
     assert report.warnings == (
         "index.sqlite: kept what others wrote into it: media_filters (1 row), media_metadata (10 rows)",
     )
+    assert samples_of(prepared) == 10 and files(prepared) == ["index.sqlite"]
+    names = rows(prepared / DATABASE, "SELECT name FROM sqlite_master WHERE type = 'index'")
+    assert {("by_type",), ("idx_samples_by_tar_and_idx",)} <= {*names}
     with closing(sqlite3.connect(prepared / DATABASE)) as connection:
-        assert connection.execute("SELECT count(*) FROM samples").fetchone() == (10,)
-        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")]
-        assert "by_type" in names and "idx_samples_by_tar_and_idx" in names
         assert connection.execute("INSERT INTO media_filters (strategy) VALUES ('x')").lastrowid == 2
-    assert sorted(path.name for path in (prepared / ".nv-meta").iterdir() if "sqlite" in path.name) == ["index.sqlite"]
 
 
 def test_rows_about_what_has_changed_are_dropped(prepared: Path, make_tar: Callable[..., Path]) -> None:
@@ -93,13 +108,10 @@ def test_rows_about_what_has_changed_are_dropped(prepared: Path, make_tar: Calla
     )
     make_tar("ten/0.tar", [("new.txt", b"new"), ("new.cls", b"1")])
     (prepared / "sub/c.tar").unlink()
-    report = prepare_dataset(prepared, **AGAIN)
-    assert media(prepared / DATABASE)[0] == ["0.cls", "1.cls", "2.cls", "3.cls", "4.cls"]
-    assert (
-        "index.sqlite: 5 of 10 rows of media_metadata were about members that are gone or changed"
-        in report.warnings[-1]
-    )
-    assert "energon-lite prepare-media" in report.warnings[-1]
+    warning = prepared_again(prepared).warnings[-1]
+    assert media(prepared)[0] == KEYS[:5]
+    assert "index.sqlite: 5 of 10 rows of media_metadata were about members that are gone or changed" in warning
+    assert "energon-lite prepare-media" in warning
 
 
 @pytest.mark.parametrize("duplicates", [True, False])
@@ -109,13 +121,12 @@ def test_what_cannot_be_kept_in_place_is_kept_beside(
     """Without a database (it is not wanted, or keys are not unique) the tables wait for the next one."""
     if duplicates:
         make_tar("ten/d.tar", [("0.txt", b"again")])
-    report = prepare_dataset(prepared, sqlite=duplicates, **AGAIN)
+    report = prepared_again(prepared, sqlite=duplicates)
     assert not (prepared / DATABASE).exists()
     assert any("energon_lite.kept.sqlite" in warning for warning in report.warnings)
     (prepared / "d.tar").unlink(missing_ok=True)
-    prepare_dataset(prepared, **AGAIN)
-    assert media(prepared / DATABASE)[0] == [f"{number}.cls" for number in range(10)]
-    assert not (prepared / ".nv-meta/energon_lite.kept.sqlite").exists()
+    prepared_again(prepared)
+    assert media(prepared)[0] == KEYS and files(prepared) == ["index.sqlite"]
 
 
 def test_a_kill_at_any_time_loses_no_table(prepared: Path, quick_disk: None, tmp_path: Path) -> None:
@@ -126,47 +137,37 @@ def test_a_kill_at_any_time_loses_no_table(prepared: Path, quick_disk: None, tmp
         shutil.copytree(tmp_path / "before", prepared / ".nv-meta")
 
     steps = 0
-    for killed in killed_at_every_step(
-        lambda: prepare_dataset(prepared, workers=1, **AGAIN), restore, [(sqlite_index, "_sample_rows")]
-    ):
+
+    def work() -> None:
+        prepared_again(prepared, workers=1)
+
+    for killed in killed_at_every_step(work, restore, [(sqlite_index, "_sample_rows")]):
         steps += killed
         if killed:
-            prepare_dataset(prepared, workers=1, **AGAIN)
-        assert media(prepared / DATABASE)[0] == [f"{number}.cls" for number in range(10)]
-        names = [path.name for path in (prepared / ".nv-meta").iterdir() if "sqlite" in path.name]
-        assert names == ["index.sqlite"]
+            work()
+        assert media(prepared)[0] == KEYS and files(prepared) == ["index.sqlite"]
     assert steps > 20
 
 
-HOSTILE = [
-    b"",
-    b"no database",
-    b"SQLite format 3\0" + bytes(200),
-]
-
-
-@pytest.mark.parametrize("data", HOSTILE)
+@pytest.mark.parametrize("data", [b"", b"no database", b"SQLite format 3\0" + bytes(200)])
 @pytest.mark.parametrize("indexes_only", [True, False])
 def test_a_database_that_is_none_is_replaced(prepared: Path, data: bytes, indexes_only: bool) -> None:
     (prepared / DATABASE).write_bytes(data)
-    _ = index_again(str(prepared)) if indexes_only else prepare_dataset(prepared, **AGAIN)
-    with closing(sqlite3.connect(prepared / DATABASE)) as connection:
-        assert connection.execute("SELECT count(*) FROM samples").fetchone() == (10,)
+    prepared_again(prepared, indexes_only)
+    assert samples_of(prepared) == 10
 
 
 def test_a_damaged_database_is_not_thrown_away(prepared: Path) -> None:
     """Its tables can be seen, and not be read."""
-    with closing(sqlite3.connect(prepared / DATABASE)) as connection, connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'media_metadata'").fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    ((root,),) = rows(prepared / DATABASE, "SELECT rootpage FROM sqlite_master WHERE name = 'media_metadata'")
+    ((size,),) = rows(prepared / DATABASE, "PRAGMA page_size")
     data = bytearray((prepared / DATABASE).read_bytes())
     data[(root - 1) * size : root * size] = b"\xff" * size
     (prepared / DATABASE).write_bytes(data)
-    report = prepare_dataset(prepared, **AGAIN)
+    report = prepared_again(prepared)
     assert any("energon_lite.kept.sqlite" in warning and "malformed" in warning for warning in report.warnings)
     assert (prepared / ".nv-meta/energon_lite.kept.sqlite").read_bytes() == data
-    with closing(sqlite3.connect(prepared / DATABASE)) as connection:
-        assert connection.execute("SELECT count(*) FROM samples").fetchone() == (10,)
+    assert samples_of(prepared) == 10
 
 
 def test_a_database_runs_nothing(prepared: Path, tmp_path: Path) -> None:
@@ -176,25 +177,21 @@ def test_a_database_runs_nothing(prepared: Path, tmp_path: Path) -> None:
             "CREATE VIEW media_view AS SELECT 1; CREATE VIRTUAL TABLE texts USING fts4(body);"
             "CREATE TRIGGER t AFTER INSERT ON media_metadata BEGIN DELETE FROM samples; END;"
         )
-    prepare_dataset(prepared, **AGAIN)
-    with closing(sqlite3.connect(prepared / DATABASE)) as connection:
-        kinds = {kind for (kind,) in connection.execute("SELECT type FROM sqlite_master")}
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        assert kinds == {"table", "index"} and "texts" not in names and "media_metadata" in names
-        assert connection.execute("SELECT count(*) FROM samples").fetchone() == (10,)
+    prepared_again(prepared)
+    master = rows(prepared / DATABASE, "SELECT type, name FROM sqlite_master")
+    kinds, names = ({row[place] for row in master} for place in (0, 1))
+    assert kinds == {"table", "index"} and "texts" not in names and "media_metadata" in names
+    assert samples_of(prepared) == 10
 
 
-def test_keys_that_appear_twice(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+def test_keys_that_appear_twice_or_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("a.tar", [("0.txt", b""), ("1.txt", b"")])
     make_tar("b.tar", [("1.txt", b"")])
     scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
     assert not build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
     assert next(find_duplicate_keys(scans)) == ("1", "a.tar", "b.tar")
-
-
-def test_keys_that_are_not_text(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("a.tar", [("caf\udce9.txt", b"")])
-    assert not build_sqlite_index(str(tmp_path / "index.sqlite"), [scan_shard(str(tmp_path), "a.tar")])
+    assert not build_sqlite_index(str(tmp_path / "other.sqlite"), [scan_shard(str(tmp_path), "a.tar")])
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])
@@ -208,8 +205,89 @@ def test_a_database_that_is_in_use_is_not_thrown_away(
     with closing(sqlite3.connect(prepared / DATABASE)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         with pytest.raises(DatasetError, match=r"index\.sqlite.*locked"):
-            _ = index_again(str(prepared)) if indexes_only else prepare_dataset(prepared, **AGAIN)
+            prepared_again(prepared, indexes_only)
         writer.rollback()
     assert (prepared / DATABASE).read_bytes() == before
-    prepare_dataset(prepared, **AGAIN)
-    assert len(media(prepared / DATABASE)[0]) == 10
+    prepared_again(prepared)
+    assert media(prepared)[0] == KEYS
+
+
+# -- keys that are made unique, as ``index.sqlite`` needs them --------------------------------------------------------
+
+
+def members(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for name in ("a.tar", "sub/b.tar"):
+        write_tar(tmp_path / name, [("0", {"txt": name.encode(), "cls": b"0"}), ("x/1", {"txt": b"one"})])
+    return tmp_path
+
+
+def test_names_get_the_name_of_their_shard(shards: Path) -> None:
+    before = (shards / "a.tar").read_bytes()
+    assert make_keys_unique(str(shards), ["a.tar"]) == [] and (shards / "a.tar").read_bytes() == before  # unique ones
+    assert make_keys_unique(str(shards), ["a.tar", "sub/b.tar"]) == ["a.tar", "sub/b.tar"]
+    assert members(shards / "a.tar") == ["a.tar/0.txt", "a.tar/0.cls", "a.tar/x/1.txt"]
+    assert members(shards / "sub/b.tar")[0] == "sub/b.tar/0.txt"
+    with tarfile.open(shards / "a.tar") as tar:
+        assert [tar.extractfile(member).read() for member in tar] == [b"a.tar", b"0", b"one"]  # type: ignore[union-attr]
+    assert os.path.getsize(shards / "a.tar") == len(before)
+    assert scan_shard(str(shards), "sub/b.tar").all_keys() == ["sub/b.tar/0", "sub/b.tar/x/1"]
+    assert make_keys_unique(str(shards), ["a.tar", "sub/b.tar"]) == []
+
+
+def test_members_that_belong_to_no_sample_stay(shards: Path) -> None:
+    write_tar(shards / "a.tar", [("__meta__/0", {"txt": b""}), ("0", {"txt": b"a"})])
+    make_keys_unique(str(shards), ["a.tar", "sub/b.tar"])
+    assert members(shards / "a.tar") == ["__meta__/0.txt", "a.tar/0.txt"]
+
+
+@pytest.mark.parametrize(("length", "fits"), [(90, True), (96, True), (97, False)])
+def test_long_members(tmp_path: Path, length: int, fits: bool) -> None:
+    """Of a name, 100 bytes stand in one place, and what is in front of a slash in another."""
+    for name in ("a.tar", "b.tar"):
+        kind = tarfile.GNU_FORMAT if length > 96 else tarfile.USTAR_FORMAT
+        with tarfile.open(tmp_path / name, "w", format=kind) as tar:
+            tar.addfile(tarfile.TarInfo("k" * length + ".txt"))
+    if fits:
+        make_keys_unique(str(tmp_path), ["a.tar", "b.tar"])
+        assert members(tmp_path / "b.tar") == [f"b.tar/{'k' * length}.txt"]
+        return
+    before = (tmp_path / "a.tar").read_bytes()
+    with pytest.raises(ShardFormatError, match="no room"):
+        make_keys_unique(str(tmp_path), ["a.tar", "b.tar"])
+    assert (tmp_path / "a.tar").read_bytes() == before
+
+
+def test_one_that_was_killed_is_finished(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = os.pwrite, []
+
+    def dies(*arguments: Any) -> int:
+        written.append(arguments)
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        return write(*arguments)
+
+    monkeypatch.setattr(unique_keys.os, "pwrite", dies)
+    with pytest.raises(KeyboardInterrupt):
+        make_keys_unique(str(shards), ["a.tar", "sub/b.tar"])
+    assert members(shards / "sub/b.tar") == ["sub/b.tar/0.txt", "0.cls", "x/1.txt"]
+    make_keys_unique(str(shards), ["a.tar", "sub/b.tar"])
+    assert members(shards / "sub/b.tar") == ["sub/b.tar/0.txt", "sub/b.tar/0.cls", "sub/b.tar/x/1.txt"]
+
+
+def test_prepare_makes_keys_unique(shards: Path) -> None:
+    options = ("--non-interactive", "--split-ratio", "1,0,0", "--fix-duplicates", "--no-progress")
+    code, output = command("prepare", shards, *options)
+    assert code == 0 and "Keys collided: the members of 2 shards" in output
+    index = PackedIndex.open(str(shards / ".nv-meta" / "energon_lite.idx"))
+    assert [*index.keys(0, len(index))] == ["a.tar/0", "a.tar/x/1", "sub/b.tar/0", "sub/b.tar/x/1"]
+    assert index.uuid == (shards / ".nv-meta" / "index.uuid").read_text()
+    code, output = command("prepare", shards, *options, "--force-overwrite")
+    assert code == 0 and "All keys are unique; no shard was changed" in output
+    code, output = command("prepare", shards, "--tar-index-only", "--fix-duplicates")
+    assert code == 1 and "--fix-duplicates: needs no --tar-index-only" in output

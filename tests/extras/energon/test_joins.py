@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from energon_lite.errors import (
 from energon_lite.extras.energon import traverse_metadataset
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, alone
 
 JOINER = {"__module__": "joiner_of_these_tests", "__function__": "pair"}
 CODE = """
@@ -65,7 +64,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("joiner_of_these_tests", None)
 
 
-def shards(numbers: list[int], prefix: str, per: int = 4) -> dict[str, list[Any]]:
+def shards(numbers: Iterable[int], prefix: str, per: int = 4) -> dict[str, list[Any]]:
     samples = [(f"k{number:02d}", {"txt": f"{prefix}{number}".encode()}) for number in numbers]
     return {f"s{at // per}.tar": samples[at : at + per] for at in range(0, len(samples), per)}
 
@@ -73,10 +72,9 @@ def shards(numbers: list[int], prefix: str, per: int = 4) -> dict[str, list[Any]
 @pytest.fixture
 def room(tmp_path: Path, write_dataset: Any) -> Path:
     """``one`` has the keys 0 to 11, three shards; ``two`` has 20, 18, ..., 0, three shards."""
-    write_dataset(
-        tmp_path / "one", shards(list(range(12)), "a"), splits={"train": ["s0.tar", "s1.tar"], "val": ["s2.tar"]}
-    )
-    write_dataset(tmp_path / "two", shards(list(range(20, -1, -2)), "b"))
+    splits = {"train": ["s0.tar", "s1.tar"], "val": ["s2.tar"]}
+    write_dataset(tmp_path / "one", shards(range(12), "a"), splits=splits)
+    write_dataset(tmp_path / "two", shards(range(20, -1, -2), "b"))
     return tmp_path
 
 
@@ -85,17 +83,27 @@ def join(room: Path, split: str = "train", nonmatch: str = "skip", **more: Any) 
     return {"splits": {split: {"join": members, "joiner": JOINER} | more}}
 
 
+def opened(document: Any, split: str = "train", **options: Any) -> Any:
+    options = {"worker_config": ALONE, "trust_code": True} | options
+    return get_val_dataset(document, split_part=split, **options)
+
+
 def texts(document: Any, split: str = "train", **options: Any) -> list[str]:
-    dataset = get_val_dataset(document, split_part=split, worker_config=ALONE, trust_code=True, **options)
-    return [sample.text for sample in get_loader(dataset)]
+    return [sample.text for sample in get_loader(opened(document, split, **options))]
+
+
+def joined_by(room: Path, name: str, kind: str = "__class__") -> dict[str, Any]:
+    """The join with another joiner of these tests."""
+    document = join(room)
+    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", kind: name}
+    return document
 
 
 def test_what_has_no_match(room: Path) -> None:
     assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
     assert texts(join(room, nonmatch="none"))[:3] == ["a0+b0", "a1+-", "a2+b2"]
-    with pytest.raises(
-        DatasetError, match=r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
-    ):
+    words = r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
+    with pytest.raises(DatasetError, match=words):
         texts(join(room, nonmatch="error"))
 
 
@@ -112,14 +120,14 @@ def test_splits_are_not_confused(room: Path) -> None:
 
 def test_an_edited_split_is_noticed(room: Path) -> None:
     assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
-    split = room / "one/.nv-meta/split.yaml"
-    split.write_text(json.dumps({"split_parts": {"train": ["s2.tar", "s0.tar"]}, "exclude": ["s0.tar/k02"]}))
-    assert texts(join(room)) == ["a8+b8", "a10+b10", "a0+b0"]
-    split.write_text(json.dumps({"split_parts": {"train": ["s2.tar", "s0.tar"]}, "exclude": ["s2.tar"]}))
-    assert texts(join(room)) == ["a0+b0", "a2+b2"]
-    other = room / "two/.nv-meta/split.yaml"
-    other.write_text(json.dumps({"split_parts": {"train": ["s0.tar", "s1.tar", "s2.tar"]}, "exclude": ["s2.tar/k02"]}))
-    assert texts(join(room)) == ["a0+b0"]
+    for name, shards, excluded, left in (
+        ("one", ["s2.tar", "s0.tar"], "s0.tar/k02", ["a8+b8", "a10+b10", "a0+b0"]),
+        ("one", ["s2.tar", "s0.tar"], "s2.tar", ["a0+b0", "a2+b2"]),
+        ("two", ["s0.tar", "s1.tar", "s2.tar"], "s2.tar/k02", ["a0+b0"]),
+    ):
+        split = {"split_parts": {"train": shards}, "exclude": [excluded]}
+        (room / name / ".nv-meta/split.yaml").write_text(json.dumps(split))
+        assert texts(join(room)) == left
     assert texts(join(room, nonmatch="none")) == ["a0+b0", "a1+-", "a2+-", "a3+-"]
 
 
@@ -132,9 +140,8 @@ def test_subsets(room: Path) -> None:
     inner = join(room)
     inner["splits"]["train"]["join"][0]["subset"] = {"range": ["0%", "50%"]}
     assert texts(inner) == ["a0+b0", "a2+b2"]
+    inner["splits"]["train"]["join"][1] |= {"split_part": "val", "subset": {"range": [0, 1]}}
     with pytest.raises(EmptyDatasetError, match="the join has no samples"):
-        inner["splits"]["train"]["join"][1]["split_part"] = "val"
-        inner["splits"]["train"]["join"][1]["subset"] = {"range": [0, 1]}
         texts(inner)
     with pytest.raises(ConfigError, match="beyond the end"):
         texts(join(room, subset={"range": [1, 5]}))
@@ -147,33 +154,23 @@ def test_names_types_and_labels(room: Path) -> None:
     }
     joiner = {"__module__": "joiner_of_these_tests", "__class__": "Pair"}
     document = {"splits": {"train": {"join": members, "joiner": joiner, "subflavors": {"join": True, "who": "all"}}}}
-    dataset = get_val_dataset(
-        document, split_part="train", worker_config=ALONE, trust_code=True, subflavors={"called": 2}, batch_size=None
-    )
-    first, second, *_ = [*get_loader(dataset)]
+    first, second, *_ = get_loader(opened(document, subflavors={"called": 2}, batch_size=None))
     assert (first.__key__, first.one.text, first.two.text) == ("k00", "a0", "b0") and second.two is None
     assert first.__subflavors__ == first.one.__subflavors__ == {"who": "all", "own": 1, "join": True, "called": 2}
     assert first.two.__subflavors__ == {"who": "all", "join": True, "called": 2}
     assert [source.shard_name for source in first.__sources__] == ["s0.tar", "s2.tar"]
-    listed = join(room)
-    listed["splits"]["train"]["joiner"] = {"__module__": "megatron.energon.flavors", "__class__": "TextSample"}
-    dataset = get_val_dataset(
-        listed, split_part="train", worker_config=ALONE, sample_type=TextSample
-    )  # no trust needed
-    assert [sample.text for sample in get_loader(dataset)] == ["b0", "b2", "b4", "b6"]
-    listed["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__class__": "Counted"}
-    dataset = get_val_dataset(listed, split_part="train", worker_config=ALONE, trust_code=True)
-    assert [sample.count for sample in get_loader(dataset)] == [2, 2, 2, 2]
+    counted = joined_by(room, "Counted")
+    assert [sample.count for sample in get_loader(opened(counted))] == [2, 2, 2, 2]
+    counted["splits"]["train"]["joiner"] = {"__module__": "megatron.energon.flavors", "__class__": "TextSample"}
+    assert texts(counted, trust_code=False, sample_type=TextSample) == ["b0", "b2", "b4", "b6"]
 
 
 def test_trust(room: Path) -> None:
     with pytest.raises(TrustError, match="the joiner is code that would have to be imported"):
-        get_val_dataset(join(room), split_part="train", worker_config=ALONE)
-    document = join(room)
+        opened(join(room), trust_code=False)
     for name, says in (("nothng", "cannot import 'nothng'"), ("SEVEN", "SEVEN is not a function")):
-        document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": name}
         with pytest.raises(ConfigError, match=says):
-            texts(document)
+            texts(joined_by(room, name, "__function__"))
 
 
 def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,56 +181,25 @@ def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.where == f"{room}/joined.yaml:1"
 
 
-def test_each_once_and_again(room: Path, same: Any) -> None:
-    """Epochs, states, and single samples, on any number of workers."""
-    document = {
-        "splits": {
-            "train": {
-                "blend_epochized": [join(room)["splits"]["train"] | {"repetitions": 2}, {"path": str(room / "one")}]
-            }
-        }
-    }
+def test_a_state_of_other_matches_is_refused(room: Path) -> None:
+    """What a join gives in a run, saved and restored anywhere, is compared with plain code by
+    ``tests/core/laws/test_oracle.py``."""
 
-    def loader(workers: int) -> Any:
-        return get_savable_loader(
-            get_train_dataset(
-                document,
-                worker_config=alone(workers),
-                batch_size=2,
-                trust_code=True,
-                shuffle_buffer_size=4,
-                max_samples_per_sequence=2,
-            )
-        )
+    def loader() -> Any:
+        dataset = get_train_dataset(join(room), worker_config=ALONE, batch_size=2, trust_code=True)
+        return get_savable_loader(dataset)
 
-    with loader(0) as first, loader(2) as second:
-        batches = take(first, 16)
-        for mine, theirs in zip(batches, second, strict=False):
-            assert mine.__key__ == theirs.__key__ and mine.text == theirs.text
-        epoch = Counter(text for batch in batches[:8] for text in batch.text)
-        joined = {f"a{n}+b{n}": 2 for n in (0, 2, 4, 6)}
-        assert epoch == Counter(joined | {f"a{n}": 1 for n in range(8)})
-        again = first.restore_sample(batches[3].__restore_key__)
-        assert (again.text, again.__key__) == (batches[3].text, batches[3].__key__)
-    with loader(0) as one:
-        take(one, 5)
-        state = one.save_state_rank()
-        assert len(json.dumps(state)) < 4096
-        following = next(iter(one))
-    with loader(0) as other:
-        other.restore_state_rank(state)
-        assert next(iter(other)).text == following.text
-        addresses = other.samples_at(3)
-        assert [address.key for address in addresses] == batches[3].__key__
+    state = loader().save_state_rank()
+    loader().restore_state_rank(state)
     (room / "two/.nv-meta/split.yaml").write_text(json.dumps({"split_parts": {"train": ["s2.tar"]}}))
-    with loader(0) as changed, pytest.raises(StateMismatchError):
-        changed.restore_state_rank(state)
+    with pytest.raises(StateMismatchError):
+        loader().restore_state_rank(state)
 
 
 def test_other_workers(room: Path, cache: Path) -> None:
     """A source can be sent to another process, which sees that the table is the one it was made with; threads have
     their own."""
-    dataset = get_val_dataset(join(room), split_part="train", worker_config=alone(2), trust_code=True, batch_size=2)
+    dataset = opened(join(room), worker_config=alone(2), batch_size=2)
     with get_savable_loader(dataset, start_method="thread") as loader:
         assert [text for batch in loader for text in batch.text] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
     sent = pickle.dumps(dataset.leaves[0].source)
@@ -267,15 +233,13 @@ def test_what_cannot_be_joined(room: Path, write_dataset: Any) -> None:
 
 
 def test_a_joiner_that_returns_no_sample(room: Path) -> None:
-    document = join(room)
-    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": "nothing"}
-    dataset = get_val_dataset(document, split_part="train", worker_config=ALONE, trust_code=True)
+    dataset = opened(joined_by(room, "nothing", "__function__"))
     assert not any(get_loader(dataset))  # in validation a sample that fails is counted, and its place stays empty
 
 
 def test_samples_that_are_not_alike(room: Path, write_dataset: Any) -> None:
     """Where samples cannot be read together, they are read one by one, of that data set only."""
-    two = shards(list(range(12)), "b")
+    two = shards(range(12), "b")
     two["s1.tar"][1][1]["json"] = b"{}"
     write_dataset(room / "two", two)
     assert texts(join(room), batch_size=None)[:2] == ["a0+b0", "a1+b1"] and len(texts(join(room))) == 8
@@ -289,8 +253,7 @@ def test_lines(room: Path) -> None:
     (room / "code/line_joiner.py").write_text("def both(a, b=None): a['other'] = b and b['json']; return a\n")
     joiner = {"__module__": "line_joiner", "__function__": "both"}
     document = {"splits": {"train": {"join": members, "joiner": joiner}}}
-    dataset = get_val_dataset(document, split_part="train", worker_config=ALONE, trust_code=True)
-    assert [sample["other"] for sample in get_loader(dataset)] == [{"m": 5}, None]
+    assert [sample["other"] for sample in get_loader(opened(document))] == [{"m": 5}, None]
 
 
 def test_filters(room: Path) -> None:

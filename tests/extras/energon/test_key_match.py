@@ -10,27 +10,12 @@ from hypothesis import strategies as st
 from energon_lite.extras.energon.joins import SampleKeys, match_keys
 from energon_lite.storage.index import key_index
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar_scan import ShardScan
+from tests.core.storage.test_packed_index import scan_of
 
 
 def keys_of(names: list[str], chosen: list[int] | None = None) -> SampleKeys:
-    encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-    count = len(names)
-    scan = ShardScan(
-        name="s.tar",
-        size=1,
-        head=0,
-        end=1,
-        headers=np.arange(count),
-        first_part=np.arange(count + 1),
-        parts=np.zeros((count, 3), dtype=np.int64),
-        part_names=("txt",),
-        key_offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
-        keys=b"".join(encoded),
-        notes=(),
-        mtime_ns=0,
-    )
-    samples = np.arange(count) if chosen is None else np.array(chosen, dtype=np.int64)
+    scan = scan_of("s.tar", [(name, []) for name in names])
+    samples = np.arange(len(names)) if chosen is None else np.array(chosen, dtype=np.int64)
     return SampleKeys(PackedIndex.from_scans([scan]), samples)
 
 

@@ -31,6 +31,11 @@ from energon_lite.loading.recipes import DatasetOptions
 from tests.testing import ALONE, alone
 
 BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
+BEST_FIT = {"strategy": "best_fit", "capacity": 20}
+DOCUMENTS = {"dataset_config": "other.yaml", "split_config": "other_split.yaml"}
+READING = Reading(
+    **DOCUMENTS, subflavors={"kind": "a"}, sample_type=TextSample, trust_code=True, read_ahead=ReadAhead(requests=2)
+)
 
 
 class Yields(TaskEncoder):
@@ -44,41 +49,13 @@ def _call(path: Path, function: Callable[..., Any] = get_train_dataset, **kwargs
 
 #: Flat, and in groups.
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "reading": (
-        {
-            "batch_size": 2,
-            "subflavors": {"kind": "a"},
-            "dataset_config": "other.yaml",
-            "split_config": "other_split.yaml",
-            "sample_type": TextSample,
-            "trust_code": True,
-            "use_measured_skips": False,
-            "read_ahead": ReadAhead(requests=2),
-        },
-        {
-            "batch_size": 2,
-            "reading": Reading(
-                subflavors={"kind": "a"},
-                dataset_config="other.yaml",
-                split_config="other_split.yaml",
-                sample_type=TextSample,
-                trust_code=True,
-                read_ahead=ReadAhead(requests=2),
-            ),
-        },
-    ),
+    "reading": ({"batch_size": 2, **vars(READING)}, {"batch_size": 2, "reading": READING}),
     "chunks": (
         {"batch_size": 2, "task_encoder": Yields(), "chunk_size": 4, "chunk_remainder": "keep", "lanes": 3},
         {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, remainder="keep", lanes=3)},
     ),
     "tokens": (
-        {
-            "batching": {"strategy": "best_fit", "capacity": 20},
-            "length_column": None,
-            "length_field": "text",
-            "chunk_size": 5,
-            "lanes": 2,
-        },
+        {"batching": BEST_FIT, "length_column": None, "length_field": "text", "chunk_size": 5, "lanes": 2},
         {"batching": BY_TEXT, "chunks": Chunks(size=5, lanes=2)},
     ),
     "some of a group": (
@@ -91,7 +68,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture
 def path(leaf_of: Any) -> Path:
     leaf: Path = leaf_of(10, "groups")
-    for name, other in (("dataset.yaml", "other.yaml"), ("split.yaml", "other_split.yaml")):
+    for name, other in zip(("dataset.yaml", "split.yaml"), DOCUMENTS.values(), strict=True):
         (leaf / ".nv-meta" / other).write_text((leaf / ".nv-meta" / name).read_text())
     return leaf
 
@@ -102,16 +79,16 @@ def test_flat_keywords_fill_the_groups(path: Path, case: str, function: Callable
     one, other = (_call(path, function, **arguments) for arguments in SAME[case])
     assert one.identity == other.identity
     with get_savable_loader(one) as first, get_savable_loader(other) as second:
-        batches = [next(iter(loader)) for loader in (first, second)]
-        assert batches[0].__key__ == batches[1].__key__ and batches[0].__subflavors__ == batches[1].__subflavors__
+        batch, same = (next(iter(loader)) for loader in (first, second))
+        assert (batch.__key__, batch.__subflavors__) == (same.__key__, same.__subflavors__)
         assert first.save_state_rank() == second.save_state_rank()
 
 
 def test_each_field_has_a_flat_name() -> None:
     lone: Any = object()
-    flat = {"chunk_size": lone, "chunk_remainder": "keep", "lanes": 48, "length_column": lone, "length_field": lone}
-    flat |= {"costs": lone, "max_images": lone}
-    flat |= {"micro_batches_per_step": lone, **{one.name: lone for one in fields(Reading)}}
+    lones = ("chunk_size", "length_column", "length_field", "costs", "max_images", "micro_batches_per_step")
+    flat = dict.fromkeys([*lones, *(one.name for one in fields(Reading))], lone)
+    flat |= {"chunk_remainder": "keep", "lanes": 48}
     options = DatasetOptions(Yields(), ByTokens({"strategy": "fixed"}), Chunks(), Reading())
     _, batching, chunks, reading = KEYWORDS.of_dataset(get_train_dataset, flat, options)
     assert batching is not None and batching.strategy == {"strategy": "fixed"}
@@ -172,9 +149,8 @@ def test_an_error_handler_that_energon_ignores_is_ignored_aloud(path: Path, capl
 
 def test_energons_other_keywords_are_accepted(path: Path) -> None:
     dataset = _call(path, batch_size=2, parallel_shard_iters=4)
-    get_savable_loader(
-        dataset, checkpoint_every_sec=60, checkpoint_every_min_n_samples=1, n_checkpoints=5, gc_collect_every_n_steps=10
-    )
+    ignored = {"checkpoint_every_sec": 60, "checkpoint_every_min_n_samples": 1, "n_checkpoints": 5}
+    get_savable_loader(dataset, gc_collect_every_n_steps=10, **ignored)
     get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
     with pytest.raises(UsageError, match="worker_config belongs to the data set"):
         get_loader(dataset, worker_config=alone(3))

@@ -13,6 +13,18 @@ from energon_lite.samples import SourceInfo
 from energon_lite.storage.read.webdataset import RawSample
 from tests.prepare_by_command import FIELDS, document, run, written
 
+CAPTIONS = "y CaptioningSample y png"
+OWN = ["  0. CaptioningSample (image, caption)", "caption (str, required) [json[text]]"]
+UNFIT = ["json has no key 'txet'", "Please answer again"]
+WRONG = [
+    "'eight' is not a ratio",
+    "sample type '99' is unknown (use one of: CaptioningSample, ",
+    "did you mean 'CaptioningSample'?",
+    "no sample has a part 'pgn' (did you mean 'png'?)",
+    "caption is required",
+    "this is not a field access",
+]
+
 
 class TestQuestions:
     def test_accepting_every_guess(self, data: Path) -> None:
@@ -26,35 +38,21 @@ class TestQuestions:
         }
         assert "[8,1,1]" in output and "label (int | None, optional, such as cls) [-]" in output
 
-    def test_own_answers(self, data: Path) -> None:
-        code, output = run(data, answers="2,1,1\ny\n0\ny\npng\njson[text]\n")
-        assert code == 0 and "  0. CaptioningSample (image, caption)" in output
-        assert "caption (str, required) [json[text]]" in output
+    @pytest.mark.parametrize(
+        ("options", "answers", "messages"),
+        [
+            ([], "2,1,1 y 0 y png json[text] ", OWN),
+            ([], "eight 2,1,1 y 99 CaptionSample CaptioningSample y pgn png - json[ json[text] ", WRONG),
+            ([], f"1,0,0 {CAPTIONS} json[txet] {CAPTIONS[2:]} json[text] ", UNFIT),
+            (["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample"], "   ", []),
+        ],
+        ids=["own", "wrong ones are asked again", "a map that fits no sample", "what the options leave open"],
+    )
+    def test_answers(self, data: Path, options: list[str], answers: str, messages: list[str]) -> None:
+        code, output = run(data, *options, answers=answers.replace(" ", "\n"))
+        assert code == 0 and ("Sample types" in output) == (not options)
+        assert all(message in output for message in messages), output
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
-
-    def test_wrong_answers_are_asked_again(self, data: Path) -> None:
-        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample y pgn png - json[ json[text] "
-        code, output = run(data, answers=answers.replace(" ", "\n"))
-        assert code == 0
-        for message in (
-            "'eight' is not a ratio",
-            "sample type '99' is unknown (use one of: CaptioningSample, ",
-            "did you mean 'CaptioningSample'?",
-            "no sample has a part 'pgn' (did you mean 'png'?)",
-            "caption is required",
-            "this is not a field access",
-        ):
-            assert message in output
-        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
-
-    def test_a_map_that_fits_no_sample_is_asked_again(self, data: Path) -> None:
-        answers = "1,0,0 y CaptioningSample y png json[txet] CaptioningSample y png json[text] "
-        code, output = run(data, answers=answers.replace(" ", "\n"))
-        assert code == 0 and "json has no key 'txet'" in output and "Please answer again" in output
-
-    def test_crude(self, data: Path) -> None:
-        code, _ = run(data, answers="1,0,0\ny\nCrudeWebdataset\n")
-        assert code == 0 and document(data)["__class__"] == "CrudeWebdataset"  # type: ignore[index]
 
     def test_code_instead_of_a_field_map(self, data: Path) -> None:
         code, output = run(data, answers="1,0,0\ny\nTextSample\nn\n")
@@ -81,11 +79,6 @@ class TestQuestions:
     def test_no_dataset_yaml(self, data: Path) -> None:
         code, output = run(data, answers="1,0,0\nn\n")
         assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
-
-    def test_only_what_the_options_leave_open(self, data: Path) -> None:
-        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n\n")
-        assert code == 0 and "Sample types" not in output
-        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
 
     def test_when_nobody_answers(self, data: Path) -> None:
         code, output = run(data, answers="8,1,1\n")

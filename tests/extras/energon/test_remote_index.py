@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from energon_lite.extras.remote import remote_index as making
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import until
 
 URL = "memory://bucket/ten"
 DATABASE = ".nv-meta/index.sqlite"
@@ -42,7 +42,7 @@ def upload(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     prepare_dataset(ten, split_ratio="1,0,0")
 
     def upload() -> None:
-        for path in sorted(ten.rglob("*")):
+        for path in ten.rglob("*"):
             if path.is_file() and path.name != "energon_lite.idx":
                 memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
 
@@ -56,13 +56,11 @@ def samples(source: WebdatasetSource) -> list[Any]:
 
 @pytest.fixture
 def requests(memory: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    made: list[tuple[str, int, int]] = []
-    cat_file = type(memory).cat_file
+    made, cat_file = [], type(memory).cat_file
 
-    def counted(self: Any, path: str, start: int = 0, end: int = 0, **more: Any) -> bytes:
+    def counted(self: Any, path: str, start: int = 0, end: int = 0, **more: Any) -> Any:
         made.append((path, start, end))
-        data: bytes = cat_file(self, path, start=start, end=end, **more)
-        return data
+        return cat_file(self, path, start=start, end=end, **more)
 
     monkeypatch.setattr(type(memory), "cat_file", counted)
     return made
@@ -88,36 +86,20 @@ def test_with_a_database_shards_are_not_read(upload: object, requests: list[Any]
     assert sorted(requests) == [(f"/bucket/ten/{name}", 0, 512) for name in ("a.tar", "b.tar", "sub/c.tar")]
 
 
-def test_one_that_energon_prepared(ten: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("megatron.energon")
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors.webdataset import BaseWebdatasetFactory
-
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    names = ["a.tar", "b.tar", "sub/c.tar"]
-    BaseWebdatasetFactory.prepare_dataset(EPath(str(ten)), names, split_parts_ratio=[("train", 1.0)], workers=1)
-    for path in ten.rglob("*"):
-        if path.is_file():
-            memory.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
-    monkeypatch.setattr(making, "scan_remote_shard", None)  # the database says it all
-    there = WebdatasetSource.open(URL)
-    local = WebdatasetSource.open(ten)
-    assert samples(there) == samples(local) and there.contents == local.contents
-
-
 def test_a_changed_set_is_noticed(upload: Callable[[], None], ten: Path, make_tar: Any, tmp_path: Path) -> None:
+    def change(members: list[tuple[str, bytes]]) -> None:
+        make_tar("ten/b.tar", members)
+        prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
+        upload()
+
     first = WebdatasetSource.open(URL)
-    make_tar("ten/b.tar", [(f"n{number}.txt", b"other") for number in range(5)])
-    prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
-    upload()
+    change([(f"n{number}.txt", b"other") for number in range(5)])
     second = WebdatasetSource.open(URL)
     assert len(first) == 10 and len(second) == 12 and second.key(4) == "n0"
     assert len(list((tmp_path / "cache/index").glob("*.idx"))) == 2  # a run may still read by the first
     for path in (tmp_path / "cache/index").glob("*.idx"):
         os.utime(path, (0, 0))
-    make_tar("ten/b.tar", [("x.txt", b"other")])
-    prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
-    upload()
+    change([("x.txt", b"other")])
     assert len(WebdatasetSource.open(URL)) == 8
     assert len(list((tmp_path / "cache/index").glob("*.idx"))) == 1
 
@@ -187,18 +169,6 @@ def test_a_broken_shard_is_named(upload: object, memory: Any) -> None:
         WebdatasetSource.open(URL)
 
 
-class Slow:
-    """``scan_remote_shard`` that notes who calls it, and takes its time."""
-
-    def __init__(self, notes: Path):
-        self.notes, self.scan = notes, making.scan_remote_shard
-
-    def __call__(self, root: str, name: str, size: int) -> Any:
-        (self.notes / f"{os.getpid()}-{name.replace('/', '-')}").touch()
-        time.sleep(0.2)
-        return self.scan(root, name, size)
-
-
 def _open(queue: Any) -> None:
     digest = WebdatasetSource.open(URL).index.digest
     queue.put(digest)
@@ -209,7 +179,14 @@ def test_many_processes_make_it_once(
 ) -> None:
     memory.rm_file(f"/bucket/ten/{DATABASE}")
     (tmp_path / "notes").mkdir()
-    monkeypatch.setattr(making, "scan_remote_shard", Slow(tmp_path / "notes"))
+    scan = making.scan_remote_shard
+
+    def slow(root: str, name: str, size: int) -> Any:
+        (tmp_path / "notes" / f"{os.getpid()}-{name.replace('/', '-')}").touch()
+        time.sleep(0.2)
+        return scan(root, name, size)
+
+    monkeypatch.setattr(making, "scan_remote_shard", slow)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     processes = [context.Process(target=_open, args=(queue,)) for _ in range(4)]
@@ -222,17 +199,14 @@ def test_many_processes_make_it_once(
 
 
 def test_killed_half_way(upload: object, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "notes").mkdir()
     with monkeypatch.context() as patch:
         slow = index_sqlite.DATABASE._replace(scans=lambda *_: time.sleep(200))
         patch.setattr(index_sqlite, "DATABASE", slow)  # the database has been copied
         process = multiprocessing.get_context("fork").Process(target=_open, args=(None,))
         process.start()
-        folder, deadline = tmp_path / "cache/index", time.monotonic() + 120
-        while not list(folder.glob(".energon.sqlite*.tmp")):
-            assert time.monotonic() < deadline and process.is_alive()
-            time.sleep(0.01)
-        os.kill(process.pid or 0, signal.SIGKILL)
+        folder = tmp_path / "cache/index"
+        assert until(lambda: list(folder.glob(".energon.sqlite*.tmp"))) and process.is_alive()
+        process.kill()
         process.join()
     assert len(WebdatasetSource.open(URL)) == 10
     assert [path.suffix for path in folder.iterdir()] == [".idx"]

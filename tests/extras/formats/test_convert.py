@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
+from energon_lite.extras.formats import convert_command
+from energon_lite.extras.formats.convert_command import DONE_FILE, ConvertReport, convert_dataset
 from energon_lite.extras.formats.convert_samples import as_file
 from energon_lite.storage.sharded_job import Ranks
+from tests.tables_by_hand import png
 from tests.testing import ALONE, examples, invoke
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 SAMPLES = 30
 
@@ -33,12 +37,8 @@ def array(values: Any) -> bytes:
 
 
 def parts_of(number: int) -> dict[str, bytes]:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.new("RGB", (2, 2), (number, 0, 0)).save(stream, "PNG")
     return {
-        "png": stream.getvalue(),
+        "png": png(2, 2, (number, 0, 0)),
         "txt": f"té {number}".encode(),
         "json": json.dumps({"n": [number], "none": None}).encode(),
         "cls": b"%d" % number,
@@ -59,33 +59,26 @@ def samples(path: Any) -> list[dict[str, Any]]:
         return [{name: value for name, value in dict(one).items() if not name.startswith("__")} for one in loader]
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            assert type(value) is type(other[name]), name
-            if hasattr(value, "shape"):
-                assert value.shape == other[name].shape and value.dtype == other[name].dtype, name
-                assert (value == other[name]).all()
-            else:
-                assert value == other[name]
+def convert(source: Path, target: Path, to: str, **options: Any) -> ConvertReport:
+    return convert_dataset(str(source), str(target), to, **{"workers": 1, **options})
+
+
+def with_types(rows: list[dict[str, Any]]) -> list[Any]:
+    return [rows, [{name: type(value) for name, value in row.items()} for row in rows]]
 
 
 @pytest.mark.parametrize("to", ["mds", "parquet", "tar"])
-def test_there_and_back(tmp_path: Path, tars: Path, to: str) -> None:
-    report = convert_dataset(str(tars), str(tmp_path / "there"), to, samples_per_shard=7, workers=1)
+def test_there_and_back(tmp_path: Path, tars: Path, to: str, same: Any) -> None:
+    report = convert(tars, tmp_path / "there", to, samples_per_shard=7)
     assert (report.samples, report.shards, report.made) == (SAMPLES, 5, 5)
-    expected = samples(tars)
-    assert_equal(samples(tmp_path / "there"), expected)
-    convert_dataset(str(tmp_path / "there"), str(tmp_path / "back"), "tar", workers=1)
-    assert_equal(samples(tmp_path / "back"), expected)
+    expected = with_types(samples(tars))
+    assert same(with_types(samples(tmp_path / "there")), expected)
+    convert(tmp_path / "there", tmp_path / "back", "tar")
+    assert same(with_types(samples(tmp_path / "back")), expected)
 
 
 def test_what_others_find_in_parquet(tmp_path: Path, tars: Path) -> None:
-    import pyarrow.parquet as pq
-
-    convert_dataset(str(tars), str(tmp_path / "new"), "parquet", workers=1)
+    convert(tars, tmp_path / "new", "parquet")
     row = pq.read_table(tmp_path / "new" / "shard-00000.parquet").to_pylist()[3]
     assert row["txt"] == "té 3" and json.loads(row["json"])["n"] == [3] and row["tokens.npy"] == [0, 1, 2, 3]
     assert row["cls"] == 3 and isinstance(row["png"], bytes)
@@ -93,7 +86,7 @@ def test_what_others_find_in_parquet(tmp_path: Path, tars: Path) -> None:
 
 def test_streaming_reads_what_was_made(tmp_path: Path, tars: Path) -> None:
     streaming = pytest.importorskip("streaming")
-    convert_dataset(str(tars), str(tmp_path / "new"), "mds", samples_per_shard=7, workers=1)
+    convert(tars, tmp_path / "new", "mds", samples_per_shard=7)
     found = streaming.StreamingDataset(local=str(tmp_path / "new"), shuffle=False, batch_size=1)
     assert len(found) == SAMPLES
     one = found[13]
@@ -103,17 +96,17 @@ def test_streaming_reads_what_was_made(tmp_path: Path, tars: Path) -> None:
 
 def test_jsonl(tmp_path: Path, tars: Path) -> None:
     with pytest.raises(UsageError, match="part 'png' is bytes") as error:
-        convert_dataset(str(tars), str(tmp_path / "x.jsonl"), "jsonl", workers=1)
+        convert(tars, tmp_path / "x.jsonl", "jsonl")
     assert "--without png" in str(error.value.fix)
     file = tmp_path / "lines.jsonl"
-    report = convert_dataset(str(tars), str(file), "jsonl", without=("png", "bin"), samples_per_shard=7, workers=1)
+    report = convert(tars, file, "jsonl", without=("png", "bin"), samples_per_shard=7)
     assert report.samples == SAMPLES and [path.name for path in tmp_path.glob("lines*")].count("lines.jsonl") == 1
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["cls"] for line in lines] == list(range(SAMPLES)) and lines[5]["tokens.npy"] == [0, 1]
     assert samples(file)[7]["json"] == lines[7]
-    convert_dataset(str(file), str(tmp_path / "table"), "parquet", workers=1)
+    convert(file, tmp_path / "table", "parquet")
     again = tmp_path / "again.jsonl"
-    convert_dataset(str(tmp_path / "table"), str(again), "jsonl", workers=1)
+    convert(tmp_path / "table", again, "jsonl")
     assert [json.loads(line) for line in again.read_text().splitlines()] == lines
 
 
@@ -129,27 +122,19 @@ SCALARS = {
 
 @settings(max_examples=examples(12))
 @given(st.data(), st.lists(st.sampled_from(list(SCALARS)), min_size=1, unique=True), st.sampled_from(["mds", "jsonl"]))
-def test_any_table(tmp_path_factory: pytest.TempPathFactory, data: Any, names: list[str], to: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_any_table(tmp_path_factory: pytest.TempPathFactory, same: Any, data: Any, names: list[str], to: str) -> None:
     folder = tmp_path_factory.mktemp("table")
     rows = data.draw(st.integers(1, 6))
     names = [name for name in names if name != "bytes" or to != "jsonl"] or ["text"]
     columns = {name: data.draw(st.lists(SCALARS[name], min_size=rows, max_size=rows)) for name in names}
-    pq.write_table(pa.table(columns), folder / "a.parquet")
-    convert_dataset(str(folder / "a.parquet"), str(folder / "new"), to, samples_per_shard=4, workers=1)
+    table = pa.table(columns)
+    pq.write_table(table, folder / "a.parquet")
+    convert(folder / "a.parquet", folder / "new", to, samples_per_shard=4)
     if to == "mds":
-        return assert_equal(samples(folder / "new"), samples(folder / "a.parquet"))
-    lines = [
-        json.loads(line)
-        for file in sorted((folder / "new").glob("*.jsonl"))
-        for line in file.read_text().split("\n")[:-1]
-    ]
-    expected = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    assert lines == [
-        {name: getattr(one, "tolist", lambda one=one: one)() for name, one in row.items()} for row in expected
-    ]
+        assert same(*(with_types(samples(folder / name)) for name in ("new", "a.parquet")))
+        return
+    files = sorted((folder / "new").glob("*.jsonl"))
+    assert [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]] == table.to_pylist()
 
 
 LEAVES = (
@@ -172,7 +157,7 @@ def test_values_unlike_the_first_come_back_or_are_refused(
     given = folder / "in.jsonl"
     given.write_text("".join(json.dumps({"x": value, "y": 1}) + "\n" for value in (first, first, other)))
     try:
-        convert_dataset(str(given), str(folder / "new"), to, look=2, workers=1)
+        convert(given, folder / "new", to, look=2)
     except (UsageError, DatasetError):
         return
     made = next((folder / "new").glob("*.jsonl")) if to == "jsonl" else folder / "new"
@@ -191,76 +176,66 @@ def without_none(value: Any) -> Any:
 
 
 def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     images = [{"bytes": parts_of(n)["png"], "path": path} for n, path in enumerate(("a.png", None))]
     pq.write_table(pa.table({"image": images, "label": [3, 4], "note": [None, "x"]}), tmp_path / "a.parquet")
-    convert_dataset(str(tmp_path / "a.parquet"), str(tmp_path / "tar"), "tar", workers=1)
+    convert(tmp_path / "a.parquet", tmp_path / "tar", "tar")
     first, second = samples(tmp_path / "tar")
     assert first.keys() == {"image.png", "label.json"} and second["note.txt"] == "x" and second["label.json"] == 4
     assert tuple(first["image.png"].shape) == (3, 2, 2)
-    convert_dataset(str(tmp_path / "a.parquet"), str(tmp_path / "mds"), "mds", without=("note",), workers=1)
+    convert(tmp_path / "a.parquet", tmp_path / "mds", "mds", without=("note",))
     third, fourth = samples(tmp_path / "mds")
     assert third.keys() == fourth.keys() == {"image.png", "label"} and fourth["label"] == 4
     assert (third["image.png"] == first["image.png"]).all()
 
 
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        (b"RIFF\4\0\0\0WEBP", "file.webp"),
-        (b"RIFF\4\0\0\0WAVE", "file.wav"),
-        (b"RIFF\4\0\0\0ACON", "file"),
-        (b"\xff\xd8\xff\xe0", "file.jpg"),
-        (b"GIF89a", "file.gif"),
-        (b"words", "file"),
-    ],
-)
+FILES = {
+    b"RIFF\4\0\0\0WEBP": "file.webp",
+    b"RIFF\4\0\0\0WAVE": "file.wav",
+    b"RIFF\4\0\0\0ACON": "file",
+    b"\xff\xd8\xff\xe0": "file.jpg",
+    b"GIF89a": "file.gif",
+    b"words": "file",
+}
+
+
+@pytest.mark.parametrize(("data", "name"), FILES.items())
 def test_files_without_a_path_get_the_extension_of_their_first_bytes(data: bytes, name: str) -> None:
     assert as_file("file", {"bytes": data, "path": None}, "there") == (name, data)
 
 
 def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from energon_lite.extras.formats import convert_command as command
-
-    target, options = tmp_path / "new", {"samples_per_shard": 7, "workers": 1}
+    target, options = tmp_path / "new", {"samples_per_shard": 7}
     whole = tmp_path / "whole"
-    convert_dataset(str(tars), str(whole), "mds", **options)  # type: ignore[arg-type]
+    convert(tars, whole, "mds", **options)
 
     def killed(self: Any, unit: int) -> Any:
         if unit == 3:
             raise KeyboardInterrupt
         return do(self, unit)
 
-    do = command._Shards.do
+    do = convert_command._Shards.do
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(command._Shards, "do", killed)
-        convert_dataset(str(tars), str(target), "mds", **options)  # type: ignore[arg-type]
+        patch.setattr(convert_command._Shards, "do", killed)
+        convert(tars, target, "mds", **options)
     assert not (target / "index.json").exists()
     with pytest.raises(UsageError, match="begun with other settings"):
-        convert_dataset(str(tars), str(target), "mds", samples_per_shard=8, workers=1)
-    assert convert_dataset(str(tars), str(target), "mds", **options).made == 2  # type: ignore[arg-type]
+        convert(tars, target, "mds", samples_per_shard=8)
+    assert convert(tars, target, "mds", **options).made == 2
     files = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
     assert files == {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
-    assert convert_dataset(str(tars), str(target), "mds", **options).made == 0  # type: ignore[arg-type]
-    report = convert_dataset(str(tars), str(target), "mds", samples_per_shard=15, workers=1, force_overwrite=True)
+    assert convert(tars, target, "mds", **options).made == 0
+    report = convert(tars, target, "mds", samples_per_shard=15, force_overwrite=True)
     assert report.shards == 2 and len(list(target.glob("*.mds"))) == 2
 
 
-def test_several_ranks(tmp_path: Path, tars: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def test_several_ranks(tmp_path: Path, tars: Path, same: Any) -> None:
+    def one(rank: int) -> ConvertReport:
+        return convert(tars, tmp_path / "new", "parquet", samples_per_shard=7, ranks=Ranks(rank, 2, 60))
 
     with ThreadPoolExecutor(2) as pool:
-        done = [
-            pool.submit(
-                convert_dataset, str(tars), str(tmp_path / "new"), "parquet", samples_per_shard=7, workers=1,
-                ranks=Ranks(rank, 2, 60),
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        assert done[0].result().samples == SAMPLES and done[1].result().made in (2, 3)
-    assert_equal(samples(tmp_path / "new"), samples(tars))
+        first, second = pool.map(one, range(2))
+    assert first.samples == SAMPLES and second.made in (2, 3)
+    assert same(*(with_types(samples(path)) for path in (tmp_path / "new", tars)))
 
 
 def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Callable[..., Path]) -> None:
@@ -268,33 +243,24 @@ def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Calla
     (tmp_path / "mine" / "letter.txt").touch()
     for options in ({}, {"force_overwrite": True}):
         with pytest.raises(UsageError, match="the target exists already"):
-            convert_dataset(str(tars), str(tmp_path / "mine"), "mds", workers=1, **options)
+            convert(tars, tmp_path / "mine", "mds", **options)
     uneven = {"s.tar": [("a", {"txt": b"x"}), ("b", {"txt": b"y", "cls": b"1"})]}
     path = write_dataset(tmp_path / "uneven", uneven, dataset_yaml=CRUDE)
     for to in ("mds", "parquet"):
         with pytest.raises((UsageError, DatasetError), match="sample 'b' differs from the first samples"):
-            convert_dataset(str(path), str(tmp_path / to), to, look=1, workers=1)
-    convert_dataset(str(path), str(tmp_path / "good"), "parquet", workers=1)
+            convert(path, tmp_path / to, to, look=1)
+    convert(path, tmp_path / "good", "parquet")
     assert samples(tmp_path / "good") == [{"txt": "x", "cls": None}, {"txt": "y", "cls": 1}]
     with pytest.raises(UsageError, match="zip"):
-        convert_dataset(str(path), str(tmp_path / "zip"), "zip")
+        convert(path, tmp_path / "zip", "zip")
     (tmp_path / "blend.yaml").touch()
     with pytest.raises(UsageError, match="a blend is converted data set by data set"):
-        convert_dataset(str(tmp_path / "blend.yaml"), str(tmp_path / "b"), "tar")
+        convert(tmp_path / "blend.yaml", tmp_path / "b", "tar")
 
 
 @pytest.mark.slow
 def test_the_command_on_several_processes(tmp_path: Path, tars: Path) -> None:
-    arguments = [
-        "convert",
-        str(tars),
-        str(tmp_path / "new"),
-        "--to",
-        "mds",
-        "--samples-per-shard",
-        "4",
-        "--no-progress",
-    ]
+    arguments = f"convert {tars} {tmp_path}/new --to mds --samples-per-shard 4 --no-progress".split()
     result = invoke(*arguments, "--num-workers", "2", "--without", "png")
     assert result.exit_code == 0, result.output
     assert f"{SAMPLES} samples in 8 shards" in result.output

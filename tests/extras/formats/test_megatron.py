@@ -48,8 +48,7 @@ def test_modes(tmp_path: Path) -> None:
 def test_behind_a_url(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "m", DOCUMENTS)
     for ending in (".bin", ".idx"):
-        with fsspec.open(f"memory://tokens/m{ending}", "wb") as file:
-            file.write(Path(f"{path}{ending}").read_bytes())
+        fsspec.filesystem("memory").pipe_file(f"/tokens/m{ending}", Path(f"{path}{ending}").read_bytes())
     source = MegatronSource("memory://tokens/m.bin")
     assert [tokens.tolist() for tokens in source.read_many([1, 0])["tokens"]] == [[4, 5, 6], [1, 2, 3]]
     assert source.identity == MegatronSource(str(path)).identity
@@ -78,7 +77,7 @@ def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:
     whole = index.read_bytes()
     for broken in (b"", b"no index at all, but long enough for a head", whole[:40], whole[:-1], whole + b"12"):
         index.write_bytes(broken)
-        with pytest.raises(ShardFormatError, match="not an \\.idx file of Megatron".replace("\\\\", "\\")) as error:
+        with pytest.raises(ShardFormatError, match=r"not an \.idx file of Megatron") as error:
             MegatronSource(str(path))
         assert error.value.where == str(index)
     index.write_bytes(whole[:9] + struct.pack("<Q", 2) + whole[17:])

@@ -1,12 +1,14 @@
-"""Parquet and Arrow files as sources."""
+"""Parquet and Arrow files as sources, and which files a path means; Lance data sets."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,13 +18,15 @@ from energon_lite import EnergonLiteError
 from energon_lite.errors import (
     DataIndexError,
     DatasetError,
+    EmptyDatasetError,
     MissingShardError,
+    NotPreparedError,
     ShardChangedError,
     ShardFormatError,
     UsageError,
 )
-from energon_lite.extras.formats import held_files
-from energon_lite.extras.formats.tables import open_source
+from energon_lite.extras.formats import held_files, lance
+from energon_lite.extras.formats.tables import find_files, open_source
 from tests.tables_by_hand import write_table
 from tests.testing import examples
 
@@ -34,6 +38,7 @@ VALUES = {
     pa.float64(): st.none() | st.floats(allow_nan=False),
     pa.string(): st.none() | st.text(max_size=4),
     pa.binary(): st.none() | st.binary(max_size=4),
+    pa.dictionary(pa.int32(), pa.string()): st.none() | st.sampled_from(["a", "bc", ""]),
     pa.bool_(): st.none() | st.booleans(),
     pa.list_(pa.int32()): st.none() | st.lists(st.integers(0, 9), max_size=3),
     pa.list_(pa.float32(), 2): st.lists(st.integers(0, 9), min_size=2, max_size=2),
@@ -49,9 +54,8 @@ def tables(draw: Any) -> Any:
     rows = draw(st.integers(1, 12))
     kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
     columns = [draw(st.lists(VALUES[kind], min_size=rows, max_size=rows)) for kind in kinds]
-    return pa.table(
-        [pa.array(values, kind) for kind, values in zip(kinds, columns, strict=True)], list("abcd")[: len(kinds)]
-    )
+    arrays = [pa.array(values, kind) for kind, values in zip(kinds, columns, strict=True)]
+    return pa.table(arrays, list("abcd")[: len(kinds)])
 
 
 def plain(value: Any) -> Any:
@@ -77,9 +81,8 @@ def test_any_table_comes_back_in_any_order(
         place, _ = source.locate(index)
         assert source.shard_names[place] == f"part-{int(index >= cut)}.{kind}"
     found = pickle.loads(pickle.dumps(source)).read_many(wanted)
-    assert {name: [plain(value) for value in values] for name, values in found.items()} == {
-        name: [expected[index][name] for index in wanted] for name in table.column_names
-    }
+    taken = table.take(pa.array(wanted, pa.int64())).to_pydict()
+    assert {name: [plain(value) for value in values] for name, values in found.items()} == taken
     chosen = frozenset(table.column_names[-1:])
     assert source.select(chosen).read(0).keys() == chosen
     assert source.select(chosen).identity == source.identity
@@ -105,13 +108,6 @@ def test_columns_that_are_no_lengths(tmp_path: Path) -> None:
     for name in ("text", "holes"):
         with pytest.raises(UsageError, match=f"column '{name}' has no lengths"):
             source.column(name)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_dictionaries_and_several_batches(tmp_path: Path, kind: str) -> None:
-    table = pa.table({"word": pa.array(list("abcabcab")).dictionary_encode(), "n": range(8)})
-    source = open_source(str(write_table(tmp_path / f"a.{kind}", table, 3)), "train")
-    assert source.read_many([7, 0, 5])["word"] == ["b", "a", "c"]
 
 
 def test_files_of_one_data_set_have_the_same_columns(tmp_path: Path) -> None:
@@ -195,20 +191,6 @@ def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None
                 open_source(str(path), "train")
 
 
-def test_flipped_bytes_of_a_page_are_found_by_its_checksum(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    path, table = tmp_path / "a.parquet", pa.table({"t": [f"text number {n}" for n in range(40)]})
-    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
-    data = path.read_bytes()
-    at = data.index(b"number 7")
-    path.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    source = open_source(str(path), "train")
-    for _ in range(2):
-        with pytest.raises(ShardFormatError, match="row group 0"):
-            source.read(0)
-
-
 def test_what_is_kept_decoded_is_bounded() -> None:
     class Piece:
         nbytes = 40
@@ -227,3 +209,87 @@ def test_row_groups_are_decoded_once_in_sequence(tmp_path: Path) -> None:
     for start in range(0, 100, 4):
         source.read_many(range(start, start + 4))
     assert held_files.held_tables().made - before == math.ceil(100 / 10)
+
+
+# -- which files a path means -----------------------------------------------------------------------------------------
+
+
+NAMES = [
+    "train-00000-of-00002.parquet",
+    "train-00001-of-00002.parquet",
+    "validation-00000-of-00001.parquet",
+    "deep/er/test.parquet",
+    "readme.md",
+]
+
+
+@pytest.fixture(params=["local", "memory"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    root = str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+    for name in NAMES:
+        with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
+            file.write(b"x")
+    return root
+
+
+def found(base: str, path: str, split: str = "train") -> list[str]:
+    where = f"{base}/{path}".rstrip("/")
+    return [file[len(base) + 1 :] for file in find_files(where, (".parquet",), split)]
+
+
+def test_splits_by_the_names_of_files(base: str) -> None:
+    assert found(base, "") == NAMES[:2]
+    assert found(base, "", "val") == [NAMES[2]]
+    assert found(base, "", "test") == [NAMES[3]]
+    with pytest.raises(EmptyDatasetError, match="no file belongs to split 'other'") as error:
+        found(base, "", "other")
+    assert "test, train, val" in str(error.value.fix)
+
+
+def test_patterns_and_single_files(base: str) -> None:
+    assert found(base, "train-*.parquet", "val") == NAMES[:2]  # as was asked for
+    assert found(base, "*.parquet", "val") == [NAMES[2]]
+    assert found(base, "**/*.parquet", "test") == [NAMES[3]]
+    assert found(base, "train-0000[1-9]-*.parquet") == [NAMES[1]]
+    assert found(base, NAMES[2]) == [NAMES[2]]
+    for path in ("*.arrow", "nothing/*.parquet"):
+        with pytest.raises(NotPreparedError, match="no files of this data set"):
+            found(base, path)
+
+
+def test_folders_of_splits(tmp_path: Path) -> None:
+    for name in ("train/0.parquet", "dev/0.parquet"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert found(str(tmp_path), "", "val") == ["dev/0.parquet"]
+    assert found(str(tmp_path), "*/*.parquet", "train") == ["train/0.parquet"]
+    assert found(str(tmp_path), "dev", "train") == ["dev/0.parquet"]
+
+
+# -- Lance data sets, where ``pylance`` is installed; and what is said where it is not --------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lance") is not None, reason="pylance is installed")
+def test_without_the_package(tmp_path: Path) -> None:
+    (tmp_path / "a.lance").mkdir()
+    with pytest.raises(UsageError, match="need the package pylance") as error:
+        lance.open_source(str(tmp_path / "a.lance"), "train")
+    assert error.value.fix == "pip install 'energon-lite[lance]'"
+
+
+def test_rows(tmp_path: Path) -> None:
+    pylance = pytest.importorskip("lance")
+    path = str(tmp_path / "a.lance")
+    table = pa.table({"text": [f"t{n}" for n in range(9)], "tokens": [[n] * (n % 3) for n in range(9)]})
+    pylance.write_dataset(table, path, max_rows_per_file=4)
+    source = lance.open_source(path, "train")
+    identity = source.identity
+    assert len(source) == 9 and source.read(7)["text"] == "t7"
+    assert source.read_many([8, 0, 4])["text"] == ["t8", "t0", "t4"]
+    assert source.column("tokens").tolist() == [n % 3 for n in range(9)]
+    assert pickle.loads(pickle.dumps(source)).select(frozenset(["text"])).read(1) == {"text": "t1"}
+    with pytest.raises(DataIndexError, match="no column 'x'"):
+        source.column("x")
+    pylance.write_dataset(table, path, mode="append")
+    assert len(lance.open_source(path, "train")) == 18 != len(source)
+    assert lance.open_source(path, "train").identity != identity

@@ -106,25 +106,21 @@ def lite_prepare(root: Path, *options: str) -> str:
 
 def energon_samples(root: Path, split: str, *, decode: bool = True, **options: Any) -> list[dict[str, Any]]:
     """All samples of a split as Energon reads them, as plain dicts."""
-    import megatron.energon
-    from megatron.energon import Cooker, Sample, TaskEncoder, edataclass
-    from megatron.energon import SampleDecoder as EnergonDecoder
-    from megatron.energon import basic_sample_keys as base
-    from megatron.energon import stateless as energon_stateless
+    import megatron.energon as lib
 
-    @edataclass
-    class Cooked(Sample):  # type: ignore[misc]
+    @lib.edataclass
+    class Cooked(lib.Sample):  # type: ignore[misc]
         crude: dict[str, Any]
 
-    @energon_stateless
+    @lib.stateless
     def cook(sample: dict[str, Any]) -> Cooked:
-        return Cooked(**base(sample), crude=dict(sample))
+        return Cooked(**lib.basic_sample_keys(sample), crude=dict(sample))
 
-    class Encoder(TaskEncoder):  # type: ignore[misc]
-        decoder = EnergonDecoder() if decode else None
-        cookers = [Cooker(cook)]
+    class Encoder(lib.TaskEncoder):  # type: ignore[misc]
+        decoder = lib.SampleDecoder() if decode else None
+        cookers = [lib.Cooker(cook)]
 
-    return _samples(megatron.energon, root, split, Encoder(), options)
+    return _samples(lib, root, split, Encoder(), options)
 
 
 def lite_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]:
@@ -138,15 +134,9 @@ def lite_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]
 
 
 def _samples(lib: Any, root: Path, split: str, encoder: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-    dataset = lib.get_val_dataset(
-        str(root),
-        split_part=split,
-        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=None,
-        task_encoder=encoder,
-        **options,
-    )
-    return [plain(sample) for sample in lib.get_loader(dataset)]
+    config = lib.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    options |= {"split_part": split, "worker_config": config, "batch_size": None, "task_encoder": encoder}
+    return [plain(sample) for sample in lib.get_loader(lib.get_val_dataset(str(root), **options))]
 
 
 def plain(sample: Any) -> dict[str, Any]:
@@ -178,6 +168,8 @@ def equal(one: Any, other: Any) -> bool:
 
     if type(one) is not type(other):
         return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import struct
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.extras.energon.compat.conftest import image_bytes
 from tests.testing import write_tar
 
 #: What ``msc://`` calls this machine; newer versions of its client have another name for it.
@@ -23,58 +22,36 @@ SAMPLES, SHARDS = 24, 6
 #: Each leaves as many samples of 24, 16, 12 or 8, in both libraries, whatever it stands in.
 _RANGES = (["0%", "50%"], ["25%", "75%"], ["50%", "100%"], ["0%", "75%"])
 _MODULE = {"__module__": "megatron.energon"}
-
-
-def _png(number: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    rows = b"".join(b"\0" + bytes([number, 2 * number, row] * 2) for row in range(2))
-    head = struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+_CRUDE_SET = _MODULE | {"__class__": "CrudeWebdataset"}
+_BOUND = {"split_part": "some", "split_config": "other.yaml"}
+_NUMBERS = list(range(SAMPLES))
 
 
 def _text(number: int) -> dict[str, bytes]:
     return {"txt": f"text {number}".encode(), "json": json.dumps({"n": number, "words": [f"w{number}"]}).encode()}
 
 
+def _typed(name: str, **fields: str) -> dict[str, Any]:
+    return {"sample_type": _MODULE | {"__class__": name}, "field_map": fields}
+
+
 #: By name: keys, parts, and what dataset.yaml says.
 _SETS: dict[str, tuple[list[int], Callable[[int], dict[str, bytes]], dict[str, Any]]] = {
-    "text": (
-        list(range(SAMPLES)),
-        _text,
-        {"sample_type": _MODULE | {"__class__": "TextSample"}, "field_map": {"text": "txt"}, "subflavors": {"own": 1}},
-    ),
+    "text": (_NUMBERS, _text, _typed("TextSample", text="txt") | {"subflavors": {"own": 1}}),
     "image": (
         [5 * n % SAMPLES for n in range(SAMPLES)],
-        lambda n: {"png": _png(n)},
-        {"sample_type": _MODULE | {"__class__": "ImageSample"}, "field_map": {"image": "png,jpg"}},
+        lambda n: {"png": image_bytes(n, "png")},
+        _typed("ImageSample", image="png,jpg"),
     ),
     "label": (
         list(range(0, 2 * SAMPLES, 2)),
-        lambda n: {"png": _png(n), "cls": str(n).encode()},
-        {
-            "sample_type": _MODULE | {"__class__": "ImageClassificationSample"},
-            "field_map": {"image": "png", "label": "cls"},
-        },
+        lambda n: {"png": image_bytes(n, "png"), "cls": str(n).encode()},
+        _typed("ImageClassificationSample", image="png", label="cls"),
     ),
-    "crude": (
-        list(range(SAMPLES))[::-1],
-        _text,
-        _MODULE | {"__class__": "CrudeWebdataset", "part_filter": ["json"], "subflavors": {"own": 2}},
-    ),
-    "bound": (  # its own document says which split is read, and out of which file
-        list(range(SAMPLES)),
-        _text,
-        _MODULE
-        | {"__class__": "CrudeWebdataset", "part_filter": ["json", "txt"]}
-        | {"split_part": "some", "split_config": "other.yaml"},
-    ),
-    "older": (
-        list(range(SAMPLES)),
-        _text,
-        _MODULE | {"__class__": "TextWebdataset", "field_map": {"text": "json[words][0]"}},
-    ),
+    "crude": (_NUMBERS[::-1], _text, _CRUDE_SET | {"part_filter": ["json"], "subflavors": {"own": 2}}),
+    # Its own document says which split is read, and out of which file.
+    "bound": (_NUMBERS, _text, _CRUDE_SET | {"part_filter": ["json", "txt"]} | _BOUND),
+    "older": (_NUMBERS, _text, _MODULE | {"__class__": "TextWebdataset", "field_map": {"text": "json[words][0]"}}),
 }
 
 
@@ -87,7 +64,7 @@ def make_data(root: Path, tools: Any) -> Path:
         tools.energon_prepare(root / name, "--split-ratio", "4,2,0", "--skip-dataset-yaml")
         meta = root / name / ".nv-meta"
         (meta / "dataset.yaml").write_text(json.dumps(document))
-        (meta / "bound.yaml").write_text(json.dumps(document | {"split_part": "some", "split_config": "other.yaml"}))
+        (meta / "bound.yaml").write_text(json.dumps(document | _BOUND))
         first = keys[0]
         backwards = [f"part-{n}.tar" for n in (5, 4, 2, 1)]
         other = {"split_parts": {"some": ["part-{3..5}.tar", "part-0.tar"], "train": backwards}}
@@ -100,26 +77,17 @@ def make_data(root: Path, tools: Any) -> Path:
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(SAMPLES)))
     tools.energon_prepare(root / "lines.jsonl")
     turns = ({"n": n, "turns": [{"from": "ü", "value": f"{n}"}] * (n % 3), "none": None} for n in range(SAMPLES))
-    (root / "chats.jsonl").write_text(
-        "".join(json.dumps(turn, ensure_ascii=n % 2 == 0) + "\n" for n, turn in enumerate(turns))
-    )
+    lines = (json.dumps(turn, ensure_ascii=n % 2 == 0) + "\n" for n, turn in enumerate(turns))
+    (root / "chats.jsonl").write_text("".join(lines))
     tools.energon_prepare(root / "chats.jsonl")
     (root / "notes" / "deep").mkdir(parents=True)
     for number in range(SAMPLES):
         (root / "notes" / f"{number}.txt").write_text(f"note {number}")
         (root / "notes" / "deep" / f"{number}.json").write_text(json.dumps([number]))
-    old = {
-        "splits": {
-            part: {"datasets": [{"path": "text", "weight": 2.0}, {"path": "crude", "subflavors": {"who": "x"}}]}
-            for part in ("train", "val")
-        }
-    }
-    (root / "old.yaml").write_text(json.dumps(old))
-    inner = {
-        "train": {"path": "crude", "subflavors": {"inner": 1, "who": "inner"}},
-        "val": {"path": "crude", "split_part": "train"},
-    }
-    (root / "inner.yaml").write_text(json.dumps(_v2(inner)))
+    old = {"datasets": [{"path": "text", "weight": 2.0}, {"path": "crude", "subflavors": {"who": "x"}}]}
+    (root / "old.yaml").write_text(json.dumps({"splits": {"train": old, "val": old}}))
+    inner = {"path": "crude", "subflavors": {"inner": 1, "who": "inner"}}
+    (root / "inner.yaml").write_text(json.dumps(_v2({"train": inner, "val": {"path": "crude", "split_part": "train"}})))
     return root
 
 
@@ -143,14 +111,10 @@ COOKERS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 #: None with ``bound``: of a member whose own document names its split Energon takes samples of other keys.
-_JOINS = (
-    ("text", "image"),
-    ("image", "text"),
-    ("text", "label"),
-    ("crude", "image", "text"),
-    ("label", "crude"),
-    ("older", "text"),
-)
+_JOINS = [
+    tuple(names.split())
+    for names in ("text image", "image text", "text label", "crude image text", "label crude", "older text")
+]
 
 
 def written(document: dict[str, Any], root: Path) -> str:
@@ -189,9 +153,8 @@ def cookers(lib: Any) -> list[Any]:
     def everything(sample: dict[str, Any], primary: Any, notes: Any, pictures: Any) -> Cooked:
         number = sample["json"]["n"]
         picture = pictures.get(f"k{2 * (number // 2):03d}.png", sample)
-        return cooked(
-            sample, note=notes.get(f"{number}.txt", sample), picture=picture, own=primary.get(".json", sample)
-        )
+        note = notes.get(f"{number}.txt", sample)
+        return cooked(sample, note=note, picture=picture, own=primary.get(".json", sample))
 
     named = {"notes": notes, "pictures": pictures, "own": own, "all": everything}
     chosen = [lib.Cooker(cook, has_subflavors={"cook": name}) for name, cook in named.items()]
@@ -222,9 +185,7 @@ class _Writer:
         for number in range(self.dice.choice([1, 2, 3])):
             entry = self.join() if number == 0 or self.chance(0.4) else self.reference(nested=kind == "blend")
             if self.chance(0.7):
-                entry[share] = (
-                    self.dice.choice([1, 2, 3]) if kind == "blend_epochized" else self.dice.choice([0.5, 1, 2.25])
-                )
+                entry[share] = self.dice.choice([1, 2, 3] if kind == "blend_epochized" else [0.5, 1, 2.25])
             entries.append(entry)
         node: dict[str, Any] = {kind: entries}
         if self.chance(0.3) and not any(self.is_absolute(entry) for entry in entries):
@@ -250,9 +211,8 @@ class _Writer:
         if self.chance(0.3) and not path.endswith("yaml"):
             entry["split_part"] = "train"
         if path in _SETS and self.chance(0.5):
-            entry |= self.dice.choice(
-                [{"split_config": "other.yaml", "split_part": "train"}, {"dataset_config": "bound.yaml"}]
-            )
+            other = {"split_config": "other.yaml", "split_part": "train"}
+            entry |= self.dice.choice([other, {"dataset_config": "bound.yaml"}])
         self.common(entry, absolute=not path.endswith("yaml"))
         if path.endswith("jsonl"):  # Energon cannot choose a cooker for one without any
             entry.setdefault("subflavors", {"cook": "plain"})
@@ -270,10 +230,9 @@ class _Writer:
         joiner = {"__module__": "joiners_of_tests", "__function__": "together"}
         if names == ("image", "text") and not by_name and members[1]["nonmatch"] != "none" and self.chance(0.8):
             joiner = _MODULE | {"__class__": "OCRSample"}
-        entry: dict[str, Any] = {
-            "join": dict(zip(names, members, strict=True)) if by_name else members,
-            "joiner": joiner,
-        }
+        entry: dict[str, Any] = {"join": members, "joiner": joiner}
+        if by_name:
+            entry["join"] = dict(zip(names, members, strict=True))
         if self.chance(0.2):
             entry["split_part"] = "train"
         self.common(entry, absolute=False)
@@ -295,9 +254,8 @@ class _Writer:
         if self.chance(0.3):
             entry["subset"] = {"range": self.dice.choice([*_RANGES, [1, 7], [0, "end"]] if absolute else _RANGES)}
         if self.chance(0.4):
-            entry["subflavors"] = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"} | entry.get(
-                "subflavors", {}
-            )
+            outer = {"outer": self.dice.choice(["a", 1, True]), "who": "outer"}
+            entry["subflavors"] = outer | entry.get("subflavors", {})
         if self.chance(0.2):  # with 2, a sample may come twice in one epoch, and not in the other
             entry["shuffle_over_epochs_multiplier"] = 1 if self.epochized else self.dice.choice([2, 3, -1, None])
 

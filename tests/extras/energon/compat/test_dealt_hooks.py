@@ -1,4 +1,5 @@
-"""Validation under Energon's names has the batches of Energon's workers also where hooks decide what a batch is."""
+"""Validation under Energon's names has the batches of Energon's workers, rank by rank, in their order; also where hooks
+decide what a batch is."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from energon_lite.errors import StateMismatchError
 from energon_lite.extras import energon as mine
 from energon_lite.extras.energon.compat import loaders as compat
+from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
+from energon_lite.order.orders import ConcatOrder
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.kinds import contents
 from tests.core.laws.oracle import on_ranks
-from tests.testing import examples, nightly_but, write_tar
+from tests.testing import alone, examples, nightly_but, write_tar
 
 energon = pytest.importorskip("megatron.energon")
 
@@ -61,16 +64,16 @@ def hooks_of(lib: Any, kind: str) -> dict[str, Any]:
     def postencode_sample(self: Any, sample: str) -> str:
         return sample
 
-    found: dict[str, Any] = {"encode_sample": lib.stateless(yielding if "yields" in kind else encode_sample)}
-    found["batch"] = lib.stateless(several_batches if "several batches" in kind else batch)
+    first = lib.stateless(yielding if "yields" in kind else encode_sample)
+    found = {"batch": lib.stateless(several_batches if "several batches" in kind else batch)}
     if "groups" in kind:
         found["batch_group_criterion"] = batch_group_criterion
     if "packs" in kind:
-        found["preencode_sample"] = found.pop("encode_sample")
-        found["postencode_sample"] = lib.stateless(postencode_sample)
-        found |= {"select_samples_to_pack": select_samples_to_pack}
-        pack = several_packs if "several packs" in kind else pack_selected_samples
-        found |= {"pack_selected_samples": lib.stateless(pack)}
+        pack = lib.stateless(several_packs if "several packs" in kind else pack_selected_samples)
+        found |= {"preencode_sample": first, "postencode_sample": lib.stateless(postencode_sample)}
+        found |= {"select_samples_to_pack": select_samples_to_pack, "pack_selected_samples": pack}
+    else:
+        found["encode_sample"] = first
     for name, function in found.items():
         function.__name__ = name  # Energon goes by it
     return found
@@ -102,7 +105,7 @@ def theirs(build: Callable[[Any], Any], rank: int, world: int, workers: int) -> 
 
 def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
     config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    dataset = compat.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
+    dataset = compat.get_val_dataset(str(path), worker_config=config, **{"split_part": "val", **arguments})
     return mine.get_savable_loader(dataset, start_method="main")  # workers change nothing else
 
 
@@ -189,7 +192,7 @@ def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: st
             one = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
             return wrapped(energon, one, repeats, length)
 
-        config = mine.WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        config = alone(workers)
         made = encoder(mine, DefaultTaskEncoder, kind)
         one = compat.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
         dataset = wrapped(mine, one, repeats, length)
@@ -211,10 +214,8 @@ def test_it_goes_on_where_it_was_cut(
 ) -> None:
     leaf = leaf_of(size, "a")
 
-    def loader(rank: int, ranks: int = world, each: int = workers) -> Any:
-        config = mine.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
-        dataset = compat.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
-        return mine.get_savable_loader(dataset, start_method="main")
+    def loader(rank: int, each: int = workers) -> Any:
+        return loader_of(leaf, rank, world, each, split_part="train", **content.arguments())
 
     def begin(rank: int) -> Any:
         one = loader(rank)
@@ -237,12 +238,68 @@ def test_it_goes_on_where_it_was_cut(
             assert repr(loader(0).restore_sample(batch["__restore_key__"])) == repr(batch)
     if whole[0]:
         with pytest.raises(StateMismatchError, match="dealt_to"):
-            loader(0, world, workers + 1).restore_state_rank(begun[0][1])
+            loader(0, workers + 1).restore_state_rank(begun[0][1])
 
 
 def test_who_says_what_becomes_of_chunks_is_not_dealt_to(data: Path) -> None:
     made = encoder(mine, DefaultTaskEncoder, "yields")
-    config = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
-    common: dict[str, Any] = {"worker_config": config, "batch_size": 4, "task_encoder": made, "chunk_size": 16}
+    common: dict[str, Any] = {"worker_config": alone(2), "batch_size": 4, "task_encoder": made, "chunk_size": 16}
     one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (compat, mine))
     assert one.identity.fingerprint == other.identity.fingerprint
+
+
+# -- where a number of samples is a batch -----------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=3),
+    batch_size=st.integers(1, 6),
+    world=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    drop_last=st.booleans(),
+)
+def test_shares_are_those_of_energon(
+    lengths: list[int], batch_size: int, world: int, workers: int, drop_last: bool
+) -> None:
+    from megatron.energon.flavors.webdataset.sharder import Sharder
+
+    expected: list[list[tuple[int, int, int]]] = []
+    for rank in range(world):
+        config = energon.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+        shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workers)]
+        for leaf, length in enumerate(lengths):
+            begun = sum(lengths[:leaf]) % (world * workers)
+            edges = Sharder.split_samples_to_workers(0, length, config, rotation_offset=begun)
+            for worker, share in enumerate(shares):
+                share += [(leaf, index, 0) for index in range(edges[worker], edges[worker + 1])]
+        own = [[share[at : at + batch_size] for at in range(0, len(share), batch_size)] for share in shares]
+        own = [[one for one in some if not drop_last or len(one) == batch_size] for some in own]
+        turns = range(max(map(len, own)))
+        expected += [some[turn] for turn in turns for some in own if turn < len(some)]
+    plan = DealtPlan(ConcatOrder(lengths), batch_size, drop_last, shares=Shares(tuple(lengths), world, workers))
+    found = [list(batch) for batch in plan.batches([(number,) for number in range(plan.count(0) or 0)])]
+    assert sorted(found) == sorted(expected)
+    if world == 1:
+        assert found == expected
+    count = len(found)
+    assert plan.batches([(count,), (count + 5,)]) == [[], []]
+    assert [list(plan.batches([(number,)])[0]) for number in range(count)] == found
+
+
+def test_who_is_dealt_to_is_part_of_the_run(leaf_of: Any) -> None:
+    loaders = []
+    for workers in (2, 2, 3):
+        dataset = compat.get_val_dataset(leaf_of(20), split_part="train", batch_size=3, worker_config=alone(workers))
+        loaders.append(mine.get_savable_loader(dataset))
+    first, same, other = loaders
+    whole = [batch.__key__ for batch in first]
+    next(batches := iter(first))
+    state = first.save_state_rank()
+    same.restore_state_rank(state)
+    assert [batch.__key__ for batch in same] == whole[1:] == [batch.__key__ for batch in batches]
+    assert same.restore_sample(("batch", 0, 4)).__key__ == whole[4]
+    with pytest.raises(StateMismatchError, match="dealt_to"):
+        other.restore_state_rank(state)
+    for loader in loaders:
+        loader.close()

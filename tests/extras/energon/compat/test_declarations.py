@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import megatron.energon
 import pytest
 import torch
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.itar_reader import ITarReader
+from megatron.energon.metadataset.loader import load_dataset, prepare_metadataset
 
+import energon_lite
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote.remote_files import read_file
 from tests.extras.energon.compat.declarations import JOINERS, cookers, declaration, make_data, written
-
-pytest.importorskip("megatron.energon")
+from tests.testing import nightly_but
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 #: What is in the quick suite, and what is behind ``-m nightly``.
@@ -29,8 +33,6 @@ QUICK, ALL = 64, 1200
 @pytest.fixture(scope="session")
 def mended() -> Iterator[None]:
     """Energon with ``nonmatch: none`` as it is documented: 7.4.1 looks for the sample that is not there, and fails."""
-    from megatron.energon.flavors.webdataset.itar_reader import ITarReader
-
     read = ITarReader._get_item_by_sample_pointer
 
     def read_if_there(self: Any, sample_pointer: Any, *more: Any, **others: Any) -> Any:
@@ -66,34 +68,8 @@ def data(tmp_path_factory: pytest.TempPathFactory, tools: Any, mended: None) -> 
     store.pseudo_dirs[:] = [""]
 
 
-def energon_one_pass(path: Path, split: str, repeats: bool) -> list[Any]:
-    """The samples of one pass, or of one epoch of a ``blend_epochized``, as Energon reads them."""
-    import megatron.energon as lib
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.metadataset.loader import prepare_metadataset
-
-    class Encoder(lib.TaskEncoder):
-        cookers = cookers(lib)
-
-    prepare_metadataset(EPath(path))
-    config: dict[str, Any] = {
-        "split_part": split,
-        "worker_config": lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        "batch_size": None,
-        "task_encoder": Encoder(),
-    }
-    if repeats:
-        dataset = lib.get_train_dataset(
-            str(path), shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False, **config
-        )
-    else:
-        dataset = lib.get_val_dataset(str(path), **config)
-    return [*lib.get_loader(dataset)]
-
-
-def our_one_pass(path: Path | str, split: str, repeats: bool) -> list[Any]:
-    import energon_lite as lib
-    from energon_lite import get_loader, get_train_dataset, get_val_dataset
+def one_pass(lib: Any, path: Path | str, split: str, repeats: bool, **more: Any) -> list[Any]:
+    """The samples of one pass, or of one epoch of a ``blend_epochized``, as a library reads them."""
 
     class Encoder(lib.DefaultTaskEncoder):
         cookers = cookers(lib)
@@ -101,15 +77,12 @@ def our_one_pass(path: Path | str, split: str, repeats: bool) -> list[Any]:
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-    config: dict[str, Any] = {
-        "split_part": split,
-        "worker_config": lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        "batch_size": None,
-        "task_encoder": Encoder(),
-        "trust_code": True,
-    }
-    dataset = get_train_dataset(path, repeat=False, **config) if repeats else get_val_dataset(path, **config)
-    return [*get_loader(dataset)]
+    more |= {"worker_config": lib.WorkerConfig(rank=0, world_size=1, num_workers=0), "split_part": split}
+    more |= {"batch_size": None, "task_encoder": Encoder()}
+    if repeats:
+        more |= {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    dataset = (lib.get_train_dataset if repeats else lib.get_val_dataset)(str(path), **more)
+    return [*lib.get_loader(dataset)]
 
 
 def compare(data: tuple[Path, Any], seed: int) -> str:
@@ -126,14 +99,15 @@ def compare(data: tuple[Path, Any], seed: int) -> str:
         fsspec.filesystem("memory").pipe_file(f"/declared/{path.name}", path.read_bytes())
     repeats = "blend_epochized" in document["splits"][split]
     try:
-        theirs = [_plain(data, sample) for sample in energon_one_pass(path, split, repeats)]
+        prepare_metadataset(EPath(path))
+        theirs = [_plain(data, sample) for sample in one_pass(megatron.energon, path, split, repeats)]
     except Exception as error:
         try:
-            our_one_pass(ours_at, split, repeats)
+            one_pass(energon_lite, ours_at, split, repeats, trust_code=True)
         except EnergonLiteError:
             return f"both refuse: {type(error).__name__}"
         raise AssertionError(f"Energon refuses {document}") from error
-    ours = [_plain(data, sample) for sample in our_one_pass(ours_at, split, repeats)]
+    ours = [_plain(data, sample) for sample in one_pass(energon_lite, ours_at, split, repeats, trust_code=True)]
     theirs, ours = sorted(theirs, key=_content), sorted(ours, key=_content)
     for one, other in zip(ours, theirs, strict=True):
         if _content(one) != _content(other):
@@ -168,12 +142,8 @@ def _content(value: Any) -> str:
 
 def compare_leaves(path: Path, ours_at: Path | str, split: str, blended: bool) -> None:
     """Shares of the data sets, and over how many epochs each is shuffled."""
-    from megatron.energon import WorkerConfig
-    from megatron.energon.metadataset.loader import load_dataset
-
-    loaded = load_dataset(str(path)).get_datasets(
-        training=True, split_part=split, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0)
-    )
+    config = megatron.energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    loaded = load_dataset(str(path)).get_datasets(training=True, split_part=split, worker_config=config)
     leaves = load_metadataset(ours_at, split_part=split, read_url=read_file)
     if blended:
         assert [one.weight for one in loaded.datasets] == pytest.approx([leaf.weight for leaf in leaves])
@@ -182,36 +152,16 @@ def compare_leaves(path: Path, ours_at: Path | str, split: str, blended: bool) -
             assert one.dataset.shuffle_over_epochs == leaf.shuffle_over_epochs_multiplier
 
 
-@pytest.mark.parametrize("start", range(0, QUICK, 8))
+@pytest.mark.parametrize("start", nightly_but(range(QUICK // 8), range(0, ALL, 8)))
 def test_declarations(data: tuple[Path, Any], start: int) -> None:
     outcomes = [compare(data, seed) for seed in range(start, start + 8)]
     assert outcomes.count("equal") >= 4, outcomes
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("start", range(QUICK, ALL, 32))
-def test_many_declarations(data: tuple[Path, Any], start: int) -> None:
-    outcomes = [compare(data, seed) for seed in range(start, start + 32)]
-    assert outcomes.count("equal") >= 16, outcomes
-
-
 def test_declarations_are_worth_comparing() -> None:
     """There are all kinds of them."""
-    documents = [declaration(seed) for seed in range(QUICK)]
-    texts = [str(document) for document in documents]
-    for word in (
-        "'join': {",
-        "'join': [",
-        "blend_epochized",
-        "'subset'",
-        "nonmatch': 'none",
-        "OCRSample",
-        "bound.yaml",
-        "'aux': {'notes': 'filesystem",
-        "'aux': {'pictures'",
-        "'cook': 'own'",
-        "chats.jsonl",
-        "'path': 'bound'",
-        "msc://",
-    ):
+    texts = [str(declaration(seed)) for seed in range(QUICK)]
+    words = ["'join': {", "'join': [", "blend_epochized", "'subset'", "nonmatch': 'none", "OCRSample", "bound.yaml"]
+    words += ["'aux': {'notes': 'filesystem", "'aux': {'pictures'", "'cook': 'own'", "chats.jsonl", "'path': 'bound'"]
+    for word in (*words, "msc://"):
         assert sum(word in text for text in texts) >= 2, word

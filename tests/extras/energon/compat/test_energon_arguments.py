@@ -12,13 +12,31 @@ from typing import Any
 
 import megatron.energon
 import pytest
+import torch
 from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
 import energon_lite
-from energon_lite import TaskEncoder, WorkerConfig, cooker, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import (
+    ByTokens,
+    Capacity,
+    DefaultTaskEncoder,
+    Sample,
+    SavableDataLoader,
+    TaskEncoder,
+    TextSample,
+    WorkerConfig,
+    cooker,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.batching import SortedWindow
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.energon.compat.install import tell_torch
+from energon_lite.loading.executors import worker_process
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE
+from tests.testing import ALONE, alone, take
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -75,12 +93,16 @@ def test_loaders_are_called_as_theirs(leaf_of: Any, name: str) -> None:
             next(iter(loader))
 
 
+def debugged(path: Path, workers: int, level: int = 1) -> WorkerConfig:
+    options: dict[str, Any] = {"worker_debug_path": str(path), "worker_log_level": level}
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers, **options)
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, level: int) -> None:
-    path = str(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_debug_path=path, worker_log_level=level)
+    config = debugged(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl", 0, level)
     with get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)) as loader:
-        keys = [batch.__key__ for _, batch in zip(range(3), loader, strict=False)]
+        keys = [batch.__key__ for batch in take(loader, 3)]
     files = list(tmp_path.glob("debug/worker_0_*.jsonl"))
     assert len(files) == level
     if level:
@@ -90,8 +112,7 @@ def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, l
 
 @pytest.mark.parametrize("start_method", ["fork", "thread"])
 def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method: Any) -> None:
-    path = str(tmp_path / "{worker_id}.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    config = debugged(tmp_path / "{worker_id}.jsonl", 2)
     dataset = get_val_dataset(leaf_of(20), split_part="train", batch_size=2, worker_config=config)
     with get_savable_loader(dataset, start_method=start_method) as loader:
         keys = [batch.__key__ for batch in loader]
@@ -107,8 +128,7 @@ def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method
 
 
 def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "debug.jsonl")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_debug_path=path, worker_log_level=1)
+    config = debugged(tmp_path / "debug.jsonl", 2)
     with get_savable_loader(get_train_dataset(leaf_of(20), batch_size=2, worker_config=config)) as loader:
         next(iter(loader))
     assert len((tmp_path / "debug.jsonl").read_text().splitlines()) == 2
@@ -116,10 +136,8 @@ def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) ->
 
 def test_a_log_level_without_a_path(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     config = WorkerConfig(rank=0, world_size=1, worker_log_level=2)
-    with (
-        caplog.at_level(logging.WARNING),
-        get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)),
-    ):
+    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)
+    with caplog.at_level(logging.WARNING), get_savable_loader(dataset):
         assert "worker_debug_path" in caplog.text
 
 
@@ -162,3 +180,79 @@ def test_a_form_of_films_that_nobody_knows() -> None:
     with pytest.raises(UsageError, match="av_decode 'AVDecode' is unknown") as error:
         SampleDecoder(av_decode="AVDecode")
     assert "'AVDecoder'" in str(error.value.fix)
+
+
+# -- torch's information about a worker, in hooks ---------------------------------------------------------------------
+
+
+class Teller(TaskEncoder):
+    """Batches say which worker made them, as torch tells it."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        info = torch.utils.data.get_worker_info()
+        return "none" if info is None else f"{info.id - ALONE.rank_worker_id()} of {info.num_workers}"
+
+
+def _loader(path: Path, workers: int, **options: Any) -> SavableDataLoader:
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=Teller(), worker_config=alone(workers))
+    return get_savable_loader(dataset, **options)
+
+
+@pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
+def test_torch_tells_hooks_of_their_worker(
+    leaf_of: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, method: str, told: bool
+) -> None:
+    monkeypatch.setattr(worker_process, "on_begin", tell_torch if told else None)
+    with _loader(leaf_of(50), 2, start_method=method) as loader:
+        found = {*take(loader, 8)}
+    assert found == {"0 of 2" if told else "none"}
+    assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
+    with _loader(leaf_of(50), 0) as loader:
+        assert next(iter(loader)) == "none"
+
+
+# -- a pipeline of wrappers, such as one that sorts a pool by length: refused, with advice ----------------------------
+
+
+@edataclass
+class Tokens(Sample):
+    tokens: torch.Tensor
+
+
+class Encoder(DefaultTaskEncoder[TextSample, Tokens, Tokens, Tokens]):
+    padding = 0
+
+    def encode_sample(self, sample: TextSample) -> Tokens:
+        return Tokens.derive_from(sample, tokens=torch.full([int(sample.text[2:]) * 29 % 64 + 1], 7))
+
+
+def builder(method: str) -> Encoder:
+    made: Encoder = type("Builder", (Encoder,), {method: lambda self, *given, **more: None})()
+    return made
+
+
+def test_the_refusal_names_what_to_use_and_that_is_enough(leaf_of: Any) -> None:
+    with pytest.raises(UsageError, match=r"Builder\.build_train_datasets would not be called") as refused:
+        get_train_dataset(leaf_of(64), batch_size=4, worker_config=ALONE, task_encoder=builder("build_train_datasets"))
+    fix = str(refused.value.fix)
+    assert "batch_group_criterion that returns (class of the length, None)" in fix
+    batching = eval(fix.rpartition("batching=")[2], {**globals()})  # the advice, to the letter
+    assert batching == ByTokens(SortedWindow(Capacity(12_000, "padded_tokens")), length_column=None)
+    dataset = get_train_dataset(leaf_of(64), batching=batching, worker_config=ALONE, task_encoder=Encoder())
+    assert len(next(iter(get_savable_loader(dataset))).tokens) > 4
+
+
+#: Methods of the pipeline, and what to use instead.
+ADVICE = {
+    "build_batch": "encode_batch",
+    "build_cook_crude_sample": "cookers",
+    "build_encode_sample": "preencode_sample",
+    "build_val_datasets": "get_val_dataset",
+}
+
+
+@pytest.mark.parametrize(("method", "instead"), ADVICE.items())
+def test_each_method_of_the_pipeline_has_its_own_advice(leaf_of: Any, method: str, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"{method} would not be called") as refused:
+        get_train_dataset(leaf_of(64), batch_size=4, worker_config=ALONE, task_encoder=builder(method))
+    assert instead in str(refused.value.fix)

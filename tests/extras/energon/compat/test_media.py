@@ -157,11 +157,6 @@ def picture(path: Path, size: tuple[int, int]) -> None:
     Image.new("RGB", size).save(path)
 
 
-def run(*arguments: object) -> str:
-
-    return output_of(*arguments)
-
-
 def rows(root: Path) -> dict[str, tuple[str, str]]:
     with closing(sqlite3.connect(root / ".nv-meta" / "index.sqlite")) as database:
         return {key: found for key, *found in database.execute("SELECT * FROM media_metadata")}
@@ -184,7 +179,7 @@ def test_the_metadata_of_a_folder_is_energons(folder: Path, how: str) -> None:
     from megatron.energon.epathlib import EPath
     from megatron.energon.media.extractor import MediaFilterConfig
 
-    run("prepare-media", folder, f"--media-metadata-by-{how}", "--no-progress", "--num-workers", 1)
+    output_of("prepare-media", folder, f"--media-metadata-by-{how}", "--no-progress", "--num-workers", 1)
     theirs = MediaFilterConfig.parse(None, how == "header", how == "extension")
     found = {
         str(path.relative_to(folder)): theirs.extract_metadata(path.read_bytes(), path.name)
@@ -208,14 +203,14 @@ def test_the_metadata_of_shards_is_read_by_energon_and_kept(tmp_path: Path) -> N
         samples = [(f"f/{shard}{n}", {"mp4": film("mp4"), "txt": b"a"}) for n in range(2)]
         write_tar(root / f"{shard}.tar", samples)
     given = ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress")
-    said = run("prepare", root, *given, "--media-metadata-by-glob", "*.mp4")
+    said = output_of("prepare", root, *given, "--media-metadata-by-glob", "*.mp4")
     assert "metadata of 4 media" in said
     first = rows(root)
     assert set(first) == {f"f/{shard}{n}.mp4" for shard in range(2) for n in range(2)}
     store = WebdatasetFileStore(EPath(root))
     assert store.get_media_metadata("f/11.mp4").video_fps == 10
-    run("prepare", root, "--tar-index-only", "--no-progress")
+    output_of("prepare", root, "--tar-index-only", "--no-progress")
     assert rows(root) == first
-    run("prepare", root, *given, "--force-overwrite")
+    output_of("prepare", root, *given, "--force-overwrite")
     assert rows(root) == first
     assert WebdatasetFileStore(EPath(root)).get_media_metadata("f/00.mp4").video_num_frames == 40

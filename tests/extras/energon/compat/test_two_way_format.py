@@ -5,6 +5,7 @@ Both write the same files, so what is read is prepared by Energon here.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sqlite3
@@ -14,18 +15,16 @@ from typing import Any
 
 import pytest
 import yaml
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.webdataset.indexing import SqliteIndexReader
-from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
-from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
+from click.testing import CliRunner
+from megatron.energon.tools.prepare import command as energon_command
 
+from energon_lite.cli.main import main
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import write_tar
 
 FIELD_MAPS = {
     "CaptioningSample": {"image": "jpg,png", "caption": "json[text][0]"},
-    "TextSample": {"text": "txt"},
     "ImageClassificationSample": {"image": "seg.png", "label": "cls", "label_name": "json[meta][title]"},
     "VQASample": {"image": "npy", "context": "mp[n]", "answers": "json[text]", "answer_weights": "bin"},
 }
@@ -48,7 +47,7 @@ def test_sample_types(shards: Path, tools: Any, sample_type: str) -> None:
 
 
 def test_crude_data(shards: Path, tools: Any) -> None:
-    """All parts of a sample, decoded and as they are stored; and some parts, with subflavors."""
+    """All parts of a sample, decoded and as they are stored."""
     tools.energon_prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
     samples = compare(tools, shards, "train", 15)
     assert {name for sample in samples for name in sample} >= {"jpg", "png", "json", "mp", "npy", "bin", "__shard__"}
@@ -59,10 +58,6 @@ def test_crude_data(shards: Path, tools: Any) -> None:
         raw = SampleReader(source).sample(number)
         assert raw.parts == {name: value for name, value in sample.items() if not name.startswith("__")}
         assert (raw.source.shard_name, raw.source.file_names) == sample["__sources__"][0]
-    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt", "cls"]}
-    tools.write_meta(shards, "dataset.yaml", document | {"subflavors": {"source": "web", "stage": 2}})
-    for sample in compare(tools, shards, "train", 15, subflavors={"stage": 3}):
-        assert sample["__subflavors__"] == {"source": "web", "stage": 3} and "json" not in sample
 
 
 def test_splits(shards: Path, tools: Any) -> None:
@@ -93,8 +88,8 @@ def test_both_write_the_same_files(shards: Path, tools: Any, options: list[str])
         info = json.loads((root / ".nv-meta/.info.json").read_text())
         found[name] = {
             "counts": list(info["shard_counts"].items()),
-            "split": yaml.safe_load((root / ".nv-meta/split.yaml").read_text()),
-            "dataset": yaml.safe_load((root / ".nv-meta/dataset.yaml").read_text()),
+            "split": document(root, "split.yaml"),
+            "dataset": document(root, "dataset.yaml"),
             "indexes": {path.name: path.read_bytes() for path in root.rglob("*.tar.idx")},
             "database": database(root / ".nv-meta/index.sqlite"),
         }
@@ -110,38 +105,6 @@ def database(path: Path) -> dict[str, Any]:
         kinds = connection.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall()
         columns = {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in tables}
         return tables | {"kinds": kinds, "columns": columns}
-
-
-def test_energon_finds_our_samples_by_key(shards: Path, tools: Any) -> None:
-    """``index.sqlite`` is what Energon uses for auxiliary data."""
-    tools.lite_prepare(shards, "--split-ratio", "1,0,0")
-    from megatron.energon.cache.file_store import WebdatasetFileStore
-
-    data, source = WebdatasetFileStore(EPath(str(shards)))["deep.er/long/0004.txt"]
-    assert (data, source.shard_name) == ("text 4 ü".encode(), "train/part-001.tar")
-
-
-@pytest.mark.parametrize("indexes_only", [True, False])
-def test_what_energon_knows_about_media_stays(shards: Path, tools: Any, indexes_only: bool) -> None:
-    """Megatron-Energon reads its own tables from the database that we made again."""
-    options = ("--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    tools.energon_prepare(shards, *options)
-    wanted = MediaFilterConfig(strategy=MediaFilterStrategy.EXTENSION)
-    count = WebdatasetPreparator.add_media_metadata(shards, media_filter=wanted, workers=1)
-    assert count > 0
-
-    def known() -> dict[str, Any]:
-        with closing(sqlite3.connect(shards / ".nv-meta/index.sqlite")) as connection:
-            keys = [key for (key,) in connection.execute("SELECT entry_key FROM media_metadata")]
-        reader = SqliteIndexReader(EPath(str(shards / ".nv-meta/index.sqlite")))
-        try:
-            return {key: reader.get_media_metadata(key) for key in keys}
-        finally:
-            reader.close()
-
-    before = known()
-    tools.lite_prepare(shards, *(("--tar-index-only",) if indexes_only else (*options, "--force-overwrite")))
-    assert len(before) == count and known() == before
 
 
 def test_energon_takes_over_and_we_follow(shards: Path, tools: Any) -> None:
@@ -182,3 +145,63 @@ def test_shards_are_divided_alike(tmp_path: Path, seed: int | None) -> None:
         splits = {name: WebdatasetMeta.from_config(root, split_part=name).split_part_files for name, _ in ratio}
         found.append({name: list(shards) for name, shards in splits.items()})
     assert found[0] == found[1]
+
+
+# -- answers that were written for Energon's questions mean the same here ---------------------------------------------
+
+
+def document(root: Path, name: str) -> Any:
+    return yaml.safe_load((root / ".nv-meta" / name).read_text())
+
+
+def prepared(root: Path, tools: Any, answers: str, *options: str, ours: bool) -> tuple[int, Path]:
+    """Prepare the same shards with either, by the same standard input."""
+    tools.write_shards(root)
+    command = (main, ["prepare"]) if ours else (energon_command, [])
+    result = CliRunner().invoke(command[0], [*command[1], str(root), "--num-workers", "1", *options], input=answers)
+    return result.exit_code, root
+
+
+@pytest.mark.parametrize(
+    ("answers", "options"),
+    [
+        ("8,1,1\ny\n0\ny\njpg,png\njson[text][0]\n", []),
+        ("0.5, 0.25, 0.25\n\n8\n\ntxt\n", []),
+        ("8,1,1\ny\n1\ny\nseg.png\ncls\n\n", []),  # no answer leaves label_name out
+        ("8,1,1\ny\n1\ny\nseg.png\nnowhere\ncls\njson[meta][title]\n", []),  # a part that is not there is asked again
+        ("8,1,1\ny\n11\n", []),  # crude
+        ("8,1,1\nn\n", []),
+        ("8,1,1\ny\n99\n9\ny\nnpy\nmp[n]\n\n\n", []),
+        ("y\n8\ny\ntxt\n", ["--split-ratio", "1,1,1"]),
+        (
+            "y\ntxt\n",
+            ["--split-parts", "train:train/.*", "--split-parts", "val:held/.*", "--sample-type", "TextSample"],
+        ),
+        ("1,1,0\ny\n8\nn\n", ["--exclude", "held"]),  # a sample_loader
+        ("y\n8\ny\ntxt\n", ["--split-ratio", "1,1,1", "--shuffle-tars", "--dataset-yaml-name", "other.yaml"]),
+        # A sample type without a field map makes a sample_loader.py with both.
+        ("", ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]),
+    ],
+)
+def test_the_same_answers(tmp_path: Path, tools: Any, answers: str, options: list[str]) -> None:
+    (their_code, theirs) = prepared(tmp_path / "theirs", tools, answers, *options, ours=False)
+    (our_code, ours) = prepared(tmp_path / "ours", tools, answers, *options, ours=True)
+    assert their_code == our_code == 0
+    names = {path.name for path in (theirs / ".nv-meta").iterdir()}
+    assert names - {path.name for path in (ours / ".nv-meta").iterdir()} == set()
+    for name in names & {"dataset.yaml", "other.yaml"}:
+        assert document(ours, name) == document(theirs, name)
+    ours_split, their_split = (document(root, "split.yaml")["split_parts"] for root in (ours, theirs))
+    assert ours_split == their_split
+    assert ((ours / ".nv-meta/dataset.yaml").exists()) == ((theirs / ".nv-meta/dataset.yaml").exists())
+
+
+def test_a_second_time(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for ours in (False, True):
+        root = tmp_path / str(ours)
+        for answers in ("8,1,1\nn\n", "n\n", "y\n1,0,0\nn\n"):
+            assert prepared(root, tools, answers, ours=ours)[0] == 0
+        assert document(root, "split.yaml")["split_parts"]["val"] == []
+        code, _ = prepared(root, tools, "", "--non-interactive", "--split-ratio", "1,0,0", ours=ours)
+        assert code == 1

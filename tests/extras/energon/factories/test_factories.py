@@ -1,14 +1,19 @@
-"""Data sets as objects: what a dataset.yaml names, a class of one's own, metadatasets that are looked into."""
+"""Data sets as objects: what a dataset.yaml names, a class of one's own, metadatasets that are looked into, and the
+functions of their classes."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import sys
+import tarfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 import energon_lite
@@ -22,8 +27,9 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.errors import ConfigError, NotPreparedError, TrustError, UsageError
+from energon_lite.errors import ConfigError, DatasetError, NotPreparedError, ShardFormatError, TrustError, UsageError
 from energon_lite.extras.energon import (
+    BaseWebdatasetFactory,
     CrudeJsonlDatasetFactory,
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,
@@ -37,6 +43,7 @@ from energon_lite.extras.energon import (
     prepare_metadataset,
     traverse_metadataset,
 )
+from energon_lite.extras.energon.compat.documents import prepare_filesystem_dataset
 from energon_lite.extras.energon.factories.kinds import (
     EnergonDatasetType,
     MetadatasetNode,
@@ -44,8 +51,13 @@ from energon_lite.extras.energon.factories.kinds import (
     get_dataset_type,
 )
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
+from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFileStore, WebdatasetFileStore
 from energon_lite.storage.read import source as sources
-from tests.testing import ALONE, take
+from tests.extras.energon.test_filters import open_numbers
+from tests.tables_by_hand import png
+from tests.testing import ALONE, take, write_tar
+
+FIELDS: dict[str, Any] = {"field_map": {"text": "txt"}}
 
 
 @edataclass
@@ -66,6 +78,13 @@ class ShoutWebdataset(DefaultDecoderWebdatasetFactory[Shout]):
         made: Shout = super().load_sample(sample)
         made.text = made.text.upper() + "!" * self.marks
         return made
+
+
+HEAD = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+
+
+def write_metadataset(path: Path, **splits: Any) -> None:
+    path.write_text(json.dumps({**HEAD, "splits": splits}))
 
 
 @pytest.fixture
@@ -92,20 +111,16 @@ def test_a_class_of_ones_own(shouting: Path) -> None:
         assert loader.restore_sample(samples[2].__restore_key__) == samples[2]
     with pytest.raises(TrustError, match="shouts"):
         get_val_dataset(shouting, worker_config=ALONE)
-    (shouting / ".nv-meta" / "dataset.yaml").write_text("__module__: shouts\n__class__: Other\n")
-    with pytest.raises(ConfigError, match="not a data set class"):
-        get_val_dataset(shouting, worker_config=ALONE, trust_code=True)
-    (shouting / ".nv-meta" / "dataset.yaml").write_text("__module__: shouts\n__class__: Absent\n")
-    with pytest.raises(ConfigError, match="cannot import 'Absent'"):
-        get_val_dataset(shouting, worker_config=ALONE, trust_code=True)
+    for name, words in (("Other", "not a data set class"), ("Absent", "cannot import 'Absent'")):
+        (shouting / ".nv-meta" / "dataset.yaml").write_text(f"__module__: shouts\n__class__: {name}\n")
+        with pytest.raises(ConfigError, match=words):
+            get_val_dataset(shouting, worker_config=ALONE, trust_code=True)
 
 
 def test_it_can_be_built_by_hand(shouting: Path) -> None:
-    factory = ShoutWebdataset(shouting, field_map={"text": "txt"}, split_part="val", worker_config=ALONE)
+    factory = ShoutWebdataset(shouting, split_part="val", worker_config=ALONE, **FIELDS)
     assert len(factory) == 6 and texts(factory.build())[0] == "TEXT 0!" and str(factory.paths[0]) == str(shouting)
-    trained = ShoutWebdataset(
-        shouting, field_map={"text": "txt"}, split_part="train", worker_config=ALONE, training=True
-    )
+    trained = ShoutWebdataset(shouting, split_part="train", worker_config=ALONE, training=True, **FIELDS)
     with get_loader(MapDataset(trained.build(), lambda sample: sample.text)) as loader:
         found = take(loader, 12)
     assert sorted(found[:6]) == sorted(found[6:]) == [f"TEXT {number}!" for number in range(6)]
@@ -124,10 +139,9 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     with get_loader(crude.build()) as loader:
         assert [sample["txt"] for sample in loader] == [f"a-{number}" for number in range(5)]
     with pytest.warns(DeprecationWarning, match="sample_type: TextSample"):
-        typed = TextWebdataset(path, field_map={"text": "txt"}, split_part="val", worker_config=ALONE)
-    half = StandardWebdatasetFactory(
-        path, sample_type=TextSample, field_map={"text": "txt"}, subset=DatasetSubset(absolute_range=(1, 3))
-    )
+        typed = TextWebdataset(path, split_part="val", worker_config=ALONE, **FIELDS)
+    part = DatasetSubset(absolute_range=(1, 3))
+    half = StandardWebdatasetFactory(path, sample_type=TextSample, subset=part, **FIELDS)
     assert texts(typed.build())[1:3] == texts(half.build()) == ["a-1", "a-2"]
     with pytest.raises(UsageError, match="join"):
         JoinedWebdatasetFactory([half], joiner=TextSample)
@@ -143,9 +157,7 @@ def test_lines(tmp_path: Path) -> None:
     with get_loader(factory.build()) as loader:
         assert [sample["json"]["n"] for sample in loader] == [0, 1]
     found = load_dataset(tmp_path / "a.jsonl").get_datasets(training=False, split_part="x", worker_config=ALONE)
-    assert (
-        len(found.datasets) == 1 and found.blend_mode is DatasetBlendMode.NONE and len(found.datasets[0].dataset) == 2
-    )
+    assert found.blend_mode is DatasetBlendMode.NONE and [len(one.dataset) for one in found.datasets] == [2]
 
 
 def test_metadatasets_are_looked_into(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -153,31 +165,21 @@ def test_metadatasets_are_looked_into(leaf_of: Callable[..., Path], tmp_path: Pa
     blend = MetadatasetNode(blend=[MetadatasetNode(path=a, weight=3), MetadatasetNode(path=b, weight=1, subset=None)])
     document = MetadatasetV2(tmp_path / "blend.yaml", splits={"train": blend})
     assert [spec.weight for spec in document.specs("train")] == [0.75, 0.25]
-    (tmp_path / "in.yaml").write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend_epochized:\n"
-        f"      - {{path: {a}, repetitions: 2, subflavors: {{k: 1}}}}\n      - {{path: {b}, repetitions: 0.5}}\n"
-    )
-    (tmp_path / "out.yaml").write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\n"
-        "splits:\n  train: {path: in.yaml, subflavors: {k: 2}}\n"
-    )
+    leaves = [{"path": str(a), "repetitions": 2, "subflavors": {"k": 1}}, {"path": str(b), "repetitions": 0.5}]
+    write_metadataset(tmp_path / "in.yaml", train={"blend_epochized": leaves})
+    write_metadataset(tmp_path / "out.yaml", train={"path": "in.yaml", "subflavors": {"k": 2}})
     found = traverse_metadataset(tmp_path / "out.yaml", split_part="train")
-    assert [(str(one.path), one.split_part, one.subflavors) for one in found] == [
-        (str(a), "train", {"k": 2}),
-        (str(b), "train", {"k": 2}),
-    ]
-    loaded = load_dataset(tmp_path / "out.yaml").get_datasets(
-        training=True, split_part="train", worker_config=ALONE, subset=DatasetSubset(range=(0, 0.5))
-    )
+    assert [str(one.path) for one in found] == [str(a), str(b)]
+    assert [(one.split_part, one.subflavors) for one in found] == [("train", {"k": 2})] * 2
+    half, of_train = DatasetSubset(range=(0, 0.5)), {"training": True, "split_part": "train", "worker_config": ALONE}
+    loaded = load_dataset(tmp_path / "out.yaml").get_datasets(**of_train, subset=half)
     assert loaded.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-    assert [(one.repetitions, one.weight, len(one.dataset)) for one in loaded.datasets] == [
-        (2, None, 2),
-        (0.5, None, 3),
-    ]
+    shares = [(one.repetitions, one.weight, len(one.dataset)) for one in loaded.datasets]
+    assert shares == [(2, None, 2), (0.5, None, 3)]
     prepare_metadataset(tmp_path / "out.yaml")
     with pytest.raises(UsageError, match="not a metadataset"):
         traverse_metadataset(a, split_part="train")
-    (tmp_path / "empty.yaml").write_text("__class__: MetadatasetV2\n__module__: megatron.energon\n")
+    (tmp_path / "empty.yaml").write_text(json.dumps(HEAD))
     with pytest.raises(ConfigError, match="splits"):
         prepare_metadataset(tmp_path / "empty.yaml")
 
@@ -201,9 +203,7 @@ def test_filters_hold_for_factories(leaf_of: Callable[..., Path], tmp_path: Path
         path = tmp_path / "six.jsonl"
         path.write_text("".join(f'{{"n": {n}}}\n' for n in range(6)))
     build_filter_index(path, "odd", [1, 3, 5])
-    (tmp_path / "odd.yaml").write_text(
-        f"{{__module__: megatron.energon, __class__: Recipe, splits: {{train: {{path: {path}, filter: odd}}}}}}"
-    )
+    write_metadataset(tmp_path / "odd.yaml", train={"path": str(path), "filter": "odd"})
     loaded = load_dataset(tmp_path / "odd.yaml").get_datasets(training=False, split_part="train", worker_config=ALONE)
     by_name = get_dataset_from_config(path, split_part="train", training=False, worker_config=ALONE, filter_name="odd")
     for factory in (loaded.datasets[0].dataset, by_name):
@@ -228,35 +228,113 @@ def test_keywords_that_say_how_to_decode(leaf_of: Callable[..., Path], caplog: p
     assert next(iter(get_loader(raw))).text == [b"a-0", b"a-1"]
 
 
-class Numbers:
-    """A source of a user's."""
-
-    identity = "numbers"
-
-    def __len__(self) -> int:
-        return 4
-
-    def read(self, index: int) -> dict[str, Any]:
-        return {"n": index}
-
-
 def test_sources_of_ones_own_have_factories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_registered", {})
-    energon_lite.register_source("numbers", lambda url, split_part: Numbers())
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
-    document["splits"] = {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}  # type: ignore[assignment]
+    energon_lite.register_source("numbers", open_numbers)
+    document = {"splits": {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}}
     (loaded,) = load_dataset(document).get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
     with get_loader(loaded.dataset.build()) as loader:
-        assert [sample["n"] for sample in loader] == [0, 1, 2, 3]
-    assert len(loaded.dataset) == 4 and loaded.dataset.subflavors == {"k": 1}
+        assert [sample["n"] for sample in loader] == list(range(20))
+    assert len(loaded.dataset) == 20 and loaded.dataset.subflavors == {"k": 1}
     assert [one.name for one in loaded.dataset.paths] == ["x"]
 
 
 def test_weights_are_what_the_documents_say(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     inner = {"blend": [{"path": str(leaf_of(5, "a")), "weight": 1}, {"path": str(leaf_of(6, "b")), "weight": 1}]}
-    (tmp_path / "in.yaml").write_text(json.dumps({**head, "splits": {"train": inner, "val": inner}}))
+    write_metadataset(tmp_path / "in.yaml", train=inner, val=inner)
     outer = {"blend": [{"path": "in.yaml", "weight": 4}, {"path": "in.yaml", "split_part": "val"}]}
-    (tmp_path / "out.yaml").write_text(json.dumps({**head, "splits": {"train": outer}}))
+    write_metadataset(tmp_path / "out.yaml", train=outer)
     loaded = load_dataset(tmp_path / "out.yaml").get_datasets(training=False, split_part="train", worker_config=ALONE)
     assert [one.weight for one in loaded.datasets] == [0.4, 0.4, 0.1, 0.1]
+
+
+# -- what is in a shard that nobody has prepared ----------------------------------------------------------------------
+
+
+MEMBERS = ["a/1.jpg", "a/1.json", "__meta__/x.txt", "noext", "2.json", "2.seg.json", "3.jpg", "2.json"]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for number, name in enumerate(MEMBERS):
+            info = tarfile.TarInfo(name)
+            info.size = number
+            tar.addfile(info, io.BytesIO(b"%d" % number * number))
+        folder = tarfile.TarInfo("4.json")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    return tmp_path / "s.tar"
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    (tmp_path / "s.jsonl").write_bytes(b'{"n": 0}\n\n  {"n": 1}\n{"n": 2}')
+    return tmp_path / "s.jsonl"
+
+
+def test_samples_of_a_tar(shard: Path, tmp_path: Path) -> None:
+    expected = [{"jpg": None, "json": b"1"}, {"json": b"4444", "seg.json": None}, {"jpg": None}, {"json": b"7777777"}]
+    assert list(BaseWebdatasetFactory.iter_dataset_content(shard, ("json",))) == expected
+    names = [dict.fromkeys(sample) for sample in expected]
+    assert list(CrudeWebdataset.iter_dataset_content(str(shard))) == names
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(shard.read_bytes()))
+    fsspec.filesystem("memory").pipe_file("/contents/s.tar", shard.read_bytes())
+    for path in (tmp_path / "s.tar.gz", "memory://contents/s.tar"):
+        assert list(CrudeWebdataset.iter_dataset_content(path)) == names
+
+
+@pytest.mark.parametrize("kept", [0, 3300])
+def test_what_is_no_whole_tar(shard: Path, kept: int) -> None:
+    data = shard.read_bytes()
+    shard.write_bytes(b"no tar" * 200 if not kept else data[:kept])
+    with pytest.raises(ShardFormatError, match=r"s\.tar"):
+        list(CrudeWebdataset.iter_dataset_content(shard, ("json",)))
+    with pytest.raises(DatasetError, match="no such file"):
+        next(CrudeWebdataset.iter_dataset_content(shard.with_name("gone.tar")))
+
+
+def test_lines_of_a_file(lines: Path) -> None:
+    found = list(CrudeJsonlDatasetFactory.iter_dataset_content(lines))
+    assert found == [{"json": b'{"n": %d}' % number} for number in range(3)]
+    with pytest.raises(NotPreparedError, match="no such JSONL file"):
+        next(CrudeJsonlDatasetFactory.iter_dataset_content("gone.jsonl"))
+
+
+def test_the_same_as_energon(shard: Path, lines: Path) -> None:
+    theirs = pytest.importorskip("megatron.energon")
+    for keys in ((), ("json",), ("jpg", "seg.json")):
+        expected = list(theirs.BaseWebdatasetFactory.iter_dataset_content(str(shard), keys))
+        assert list(BaseWebdatasetFactory.iter_dataset_content(shard, keys)) == expected
+    # Theirs have the ends of lines, and the blank ones, which are no samples of theirs either.
+    stripped = (line["json"].strip() for line in theirs.CrudeJsonlDatasetFactory.iter_dataset_content(str(lines)))
+    assert list(CrudeJsonlDatasetFactory.iter_dataset_content(lines)) == [{"json": one} for one in stripped if one]
+
+
+# -- preparing by Energon's function: media, and keys that collide ----------------------------------------------------
+
+
+ALL_TRAIN: dict[str, Any] = {"split_parts_ratio": [("train", 1.0)], "workers": 1}
+
+
+def test_media_of_shards_and_of_folders(tmp_path: Path) -> None:
+    samples = [("0", {"png": png(4, 3), "txt": b"small"}), ("1", {"png": png(9, 8), "txt": b""})]
+    write_tar(tmp_path / "set/a.tar", samples)
+    options = {**ALL_TRAIN, "media_filter": MediaFilterConfig.parse(None, False, True)}
+    assert BaseWebdatasetFactory.prepare_dataset(tmp_path / "set", ["a.tar"], **options) == {"png", "txt"}
+    of_shards = WebdatasetFileStore(tmp_path / "set").get_media_metadata("1.png")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/b.png").write_bytes(png(5, 6))
+    by_glob = MediaFilterConfig.parse("*.png", False, False)
+    assert prepare_filesystem_dataset(tmp_path / "files", by_glob, progress=False, workers=1) == 1
+    of_files = SystemFileStore(tmp_path / "files").get_media_metadata("b.png")
+    for found, size in ((of_shards, (9, 8)), (of_files, (5, 6))):
+        assert isinstance(found, ImageMetadata) and (found.width, found.height) == size
+
+
+def test_keys_that_collide_are_made_unique(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):
+        write_tar(tmp_path / name, [("0", {"txt": name.encode()})])
+    BaseWebdatasetFactory.prepare_dataset(tmp_path, ["{a,b}.tar"], **ALL_TRAIN, fix_duplicates=True)
+    store = WebdatasetFileStore(tmp_path)
+    assert [store[f"{name}/0.txt"][0] for name in ("a.tar", "b.tar")] == [b"a.tar", b"b.tar"]

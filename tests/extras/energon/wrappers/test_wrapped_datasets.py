@@ -100,9 +100,9 @@ def test_nothing_gets_through(a: Path) -> None:
 
 
 def test_functions_that_wrappers_have_of_their_own(a: Path, b: Path) -> None:
-    mixed = take(get_loader(MixBatchDataset((train(a, None), 1), (train(b, None), 1), batch_size=4)), 64)
+    mixed = take(get_loader(MixBatchDataset((train(a, None), 3), (train(b, None), 1), batch_size=4)), 64)
     shares = Counter(text[0] for batch in mixed for text in batch)
-    assert {len(batch) for batch in mixed} == {4} and abs(shares["a"] - shares["b"]) <= 20
+    assert {len(batch) for batch in mixed} == {4} and abs(shares["a"] - 3 * shares["b"]) <= 20
     encoded = PackingDataset(val(b, None), 4, lambda some: [some[:3], some[3:]], "+".join, sample_encoder=str.upper)
     assert sorted("+".join(everything(encoded)).split("+")) == [f"B-{number}" for number in range(6)]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from megatron.energon import DefaultDecoderWebdatasetFactory, Sample, edataclass
-from megatron.energon.epathlib import EPath
 
 
 @edataclass
@@ -19,11 +18,7 @@ class ChatWebdataset(DefaultDecoderWebdatasetFactory[ChatSample]):
 
     __sample_type__ = ChatSample
 
-    def __init__(self, path: EPath, **kwargs):
-        super().__init__(path, **kwargs)
-        self.shout = True
-
     def load_sample(self, sample):
         made = super().load_sample(sample)
-        made.conversation = made.conversation.upper() if self.shout else made.conversation
+        made.conversation = made.conversation.upper()
         return made

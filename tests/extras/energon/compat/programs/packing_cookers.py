@@ -1,17 +1,18 @@
 """A packing encoder with cookers of its own, and the script that writes its data: crude shards by webdataset, indexed
-by Energon's functions and checked by loading one sample, then packed. Run under energon_lite.extras.energon, and by
+by Energon's functions and checked by loading one sample, then packed. Validation is wrapped to a number of batches, and
+the state of all ranks is in the trainer's checkpoint. Run under energon_lite.extras.energon, and by
 Energon.
 
 Prints a line of JSON. Arguments: a folder in which the data are made.
 """
 
 import bisect
+import io
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import webdataset as wds
@@ -20,6 +21,8 @@ from megatron.energon import (
     Batch,
     Cooker,
     DefaultTaskEncoder,
+    LimitDataset,
+    RepeatDataset,
     Sample,
     StandardWebdatasetFactory,
     VQASample,
@@ -29,32 +32,15 @@ from megatron.energon import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
     stateless,
 )
 from megatron.energon.dataset_config import load_config
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors import BaseWebdatasetFactory
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
-from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
-from megatron.energon.flavors.webdataset.structs import ShardInfo, WebdatasetInfo, WebdatasetSplits
-from megatron.energon.worker import WorkerConfig as WorkerConfigOfModule
-from megatron.energon.wrappers import BatchDataset, MapDataset
-from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-T = TypeVar("T")
 ROOM = 48
-
-
-class Pool(SavableDataset[T]):
-    """Imported with the encoder, though this run does not use it."""
-
-    def __init__(self, dataset: SavableDataset[T], *, worker_config: WorkerConfig):
-        super().__init__(worker_config=worker_config)
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[T]:
-        yield from self.dataset
 
 
 @dataclass
@@ -70,7 +56,6 @@ class Encoded(Sample):
     """Tokens of a sample."""
 
     tokens: torch.Tensor
-    labels: torch.Tensor
     total_len: int
     kind: str
 
@@ -80,9 +65,7 @@ class Packed(Sample):
     """Samples in one sequence."""
 
     tokens: torch.Tensor
-    labels: torch.Tensor
     cu_lengths: list
-    max_length: int
     kinds: list
 
 
@@ -91,9 +74,7 @@ class PackedBatch(Batch):
     """Sequences of one length."""
 
     tokens: torch.Tensor
-    labels: torch.Tensor
     cu_lengths: list
-    max_lengths: list
     kinds: list
 
 
@@ -131,7 +112,6 @@ class Packer(DefaultTaskEncoder[Sample, Encoded, PackedBatch, dict]):
             __restore_key__=sample.__restore_key__,
             __subflavors__=sample.__subflavors__,
             tokens=tokens,
-            labels=torch.cat([tokens[1:], torch.tensor([-100])]),
             total_len=len(tokens),
             kind=type(sample).__name__,
         )
@@ -151,18 +131,13 @@ class Packer(DefaultTaskEncoder[Sample, Encoded, PackedBatch, dict]):
 
     @stateless
     def pack_selected_samples(self, samples: list) -> Packed:
-        ends = [0]
-        for one in samples:
-            ends.append(ends[-1] + one.total_len)
-        padding = (0, ROOM - ends[-1])
+        ends = list(accumulate((one.total_len for one in samples), initial=0))
         return Packed(
             __key__=",".join(one.__key__ for one in samples),
             __restore_key__=(),
             __subflavors__=samples[0].__subflavors__,
-            tokens=torch.nn.functional.pad(torch.cat([one.tokens for one in samples]), padding),
-            labels=torch.nn.functional.pad(torch.cat([one.labels for one in samples]), padding, value=-100),
+            tokens=torch.nn.functional.pad(torch.cat([one.tokens for one in samples]), (0, ROOM - ends[-1])),
             cu_lengths=ends,
-            max_length=max(one.total_len for one in samples),
             kinds=sorted({one.kind for one in samples}),
         )
 
@@ -171,9 +146,7 @@ class Packer(DefaultTaskEncoder[Sample, Encoded, PackedBatch, dict]):
             __key__=[one.__key__ for one in samples],
             __restore_key__=[one.__restore_key__ for one in samples],
             tokens=torch.stack([one.tokens for one in samples]),
-            labels=torch.stack([one.labels for one in samples]),
             cu_lengths=[one.cu_lengths for one in samples],
-            max_lengths=[one.max_length for one in samples],
             kinds=[one.kinds for one in samples],
         )
 
@@ -198,39 +171,26 @@ def write(root: Path, kind: str, count: int) -> set:
     document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "subflavors": {"sample_type": kind}}
     with (path / MAIN_FOLDER_NAME / "dataset.yaml").open("w") as file:
         yaml.dump(document, file, sort_keys=False)
-    return BaseWebdatasetFactory.prepare_dataset(
-        path,
-        shards,
-        split_parts_ratio=[("train", 1.0), ("val", 1.0), ("test", 0)],
-        tar_index_only=False,
-        workers=2,
-        shuffle_seed=None,
-    )
+    options: dict = {"tar_index_only": False, "workers": 2, "shuffle_seed": None}
+    ratio = [("train", 1.0), ("val", 1.0), ("test", 0)]
+    return BaseWebdatasetFactory.prepare_dataset(path, shards, split_parts_ratio=ratio, **options)
 
 
 def check(root: Path) -> dict:
     """One sample, as training loads it."""
     path = EPath(str(root))
-    factory = load_config(
-        path / MAIN_FOLDER_NAME / "dataset.yaml",
-        default_kwargs={
-            "path": path,
-            "split_part": "train",
-            "training": False,
-            "worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0),
-        },
-        default_type=StandardWebdatasetFactory,
-    )
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    given = {"path": path, "split_part": "train", "training": False, "worker_config": config}
+    document = path / MAIN_FOLDER_NAME / "dataset.yaml"
+    factory = load_config(document, default_kwargs=given, default_type=StandardWebdatasetFactory)
     sample = next(iter(get_loader(factory.build())))
     return {key: len(sample[key]) for key in sorted(sample.keys()) if not key.startswith("_")}
 
 
 def blend(root: Path) -> Path:
     parts = {
-        split: {"blend": [{"weight": weight, "path": name} for name, weight in (("talk", 2), ("question", 1))]}
-        if split == "train"
-        else {"blend_epochized": [{"repetitions": 1, "path": name} for name in ("talk", "question")]}
-        for split in ("train", "val")
+        "train": {"blend": [{"weight": 2, "path": "talk"}, {"weight": 1, "path": "question"}]},
+        "val": {"blend_epochized": [{"repetitions": 1, "path": name} for name in ("talk", "question")]},
     }
     document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": parts}
     (root / "blend.yaml").write_text(yaml.safe_dump(document))
@@ -248,27 +208,27 @@ def main(folder: str) -> None:
         options: dict = {"batch_size": 2, "packing_buffer_size": 12, "task_encoder": Packer(), "worker_config": config}
         val = get_val_dataset(str(path), split_part="val", **options)
         found[f"val, {workers} workers"] = list(get_loader(val))
-        train = get_savable_loader(
-            get_train_dataset(str(path), shuffle_buffer_size=100, max_samples_per_sequence=None, **options)
-        )
+        found["length"] = len(get_loader(val))
+        ((talks, source),) = get_val_datasets(str(root / "talk"), split_part="val", **options)
+        repeated = RepeatDataset(talks, worker_config=config)
+        limited = get_loader(LimitDataset(repeated, length=5, worker_config=config, reset_after_epoch=True))
+        found[f"limited, {workers} workers"] = [str(source.paths[0]), *([*limited] for _ in range(2))]
+        options |= {"shuffle_buffer_size": 100, "max_samples_per_sequence": None}
+        train, again = (get_savable_loader(get_train_dataset(str(path), **options)) for _ in range(2))
+        found["torch loader"] = isinstance(train, torch.utils.data.DataLoader)
         batches = iter(train)
         seen = [next(batches) for _ in range(4)]
-        state = train.save_state_rank()
+        checkpoint = io.BytesIO()
+        torch.save({"dataloader_state": train.save_state_global(global_dst_rank=0)}, checkpoint)
         after = [next(batches) for _ in range(3)]
-        again = get_savable_loader(
-            get_train_dataset(str(path), shuffle_buffer_size=100, max_samples_per_sequence=None, **options)
-        )
-        again.restore_state_rank(state)
+        checkpoint.seek(0)
+        again.restore_state_global(torch.load(checkpoint, weights_only=False)["dataloader_state"], src_rank=None)
         resumed = iter(again)
         found[f"train, {workers} workers"] = {
             "exact": [next(resumed) for _ in range(3)] == after,
             "sequences": {len(row) for batch in seen for row in batch["tokens"]} == {ROOM},
             "kinds": sorted({kind for batch in seen for kinds in batch["kinds"] for kind in kinds}),
         }
-    found["classes"] = [one.__name__ for one in (BatchDataset, MapDataset, RepeatDataset, WebdatasetPreparator)]
-    found["structs"] = [one.__name__ for one in (ShardInfo, WebdatasetInfo, WebdatasetSplits)]
-    found["generic"] = issubclass(Pool, SavableDataset) and WorkerConfigOfModule is WorkerConfig
-    found["factory"] = issubclass(BaseWebdatasetFactory, WebdatasetPreparator)
     print(json.dumps(found))
     sys.stdout.flush()
 
