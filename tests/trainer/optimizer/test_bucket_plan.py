@@ -28,44 +28,32 @@ def test_buckets_are_runs_of_neighbours_that_are_aligned_padded_and_cut_evenly(
     shapes: Shapes, bucket_size: int, ranks: int
 ) -> None:
     parameters = named(shapes)
-    plans = plan_buckets(parameters, bucket_size, ranks, 0)
+    by_rank = [plan_buckets(parameters, bucket_size, ranks, rank) for rank in range(ranks)]
     left = [name for name, _ in parameters]
-    for plan in plans:
+    for plan, *others in zip(*by_rank, strict=True):
         here, left = left[: len(plan.slots)], left[len(plan.slots) :]
         assert sorted(slot.name for slot in plan.slots) == here, "a bucket is a run of the order"
-        assert sum(slot.parameter.numel() for slot in plan.slots) <= bucket_size or len(plan.slots) == 1
+        taken = sum(slot.parameter.numel() for slot in plan.slots)
+        assert taken <= bucket_size or len(plan.slots) == 1
         end = 0
+        flat = torch.full((plan.size + 5,), torch.nan)  # borrowed memory may be longer
         for slot in plan.slots:
             assert slot.start % 64 == 0 and end <= slot.start < end + 64
             assert slot.stop - slot.start == slot.parameter.numel()
             end = slot.stop
+            slot.of(flat).fill_(1.0)
         assert plan.size % math.lcm(32 * ranks, 128) == 0 and end <= plan.size < end + math.lcm(32 * ranks, 128)
+        plan.clear_padding(flat)
+        assert flat[: plan.size].sum() == taken and flat[plan.size :].isnan().all()
+        shares = [one.share for one in (plan, *others)]
+        assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
+        assert shares[-1].stop == plan.size
+        assert {share.stop - share.start for share in shares} == {plan.size // ranks}
     assert not left
     # As few buckets as their size allows: no neighbour of a bucket would have fitted into it.
-    for one, next_one in itertools.pairwise(plans):
+    for one, next_one in itertools.pairwise(by_rank[0]):
         first = min(next_one.slots, key=lambda slot: int(slot.name[1:]))
         assert sum(slot.parameter.numel() for slot in one.slots) + first.parameter.numel() > bucket_size
-
-
-@given(SHAPES, st.integers(1, 2000), st.integers(1, 12))
-def test_slices_of_all_ranks_are_equal_and_are_the_bucket(shapes: Shapes, bucket_size: int, ranks: int) -> None:
-    by_rank = [plan_buckets(named(shapes), bucket_size, ranks, rank) for rank in range(ranks)]
-    for plans in zip(*by_rank, strict=True):
-        shares = [plan.share for plan in plans]
-        assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
-        assert shares[-1].stop == plans[0].size
-        assert {share.stop - share.start for share in shares} == {plans[0].size // ranks}
-
-
-@given(SHAPES, st.integers(1, 2000), st.integers(1, 12))
-def test_padding_is_all_that_is_of_no_parameter(shapes: Shapes, bucket_size: int, ranks: int) -> None:
-    for plan in plan_buckets(named(shapes), bucket_size, ranks, 0):
-        flat = torch.full((plan.size + 5,), torch.nan)  # borrowed memory may be longer
-        for slot in plan.slots:
-            slot.of(flat).fill_(1.0)
-        plan.clear_padding(flat)
-        assert flat[: plan.size].sum() == sum(slot.parameter.numel() for slot in plan.slots)
-        assert flat[plan.size :].isnan().all()
 
 
 @given(SHAPES, st.integers(1, 2000), st.integers(1, 6))
@@ -118,15 +106,3 @@ def test_buckets_of_whole_matrices_are_nearly_full() -> None:
     layer: Shapes = [(256, 256), (64, 256), (64, 256), (256, 256), (688, 256), (688, 256), (256, 688)]
     plans = plan_buckets(named(layer * 16), 100_000, 8, 0, OptimizerConfig(algorithm="muon"))
     assert len(plans) > 3 and sum(plan.size for plan in plans) <= 1.15 * 16 * sum(rows * n for rows, n in layer)
-
-
-def test_by_hand() -> None:
-    parameters = named([(5,), (3, 7), (100,), (10, 20)])
-    first, second = plan_buckets(parameters, 130, 3, 2)
-    assert [(slot.name, slot.start, slot.stop) for slot in first.slots] == [
-        ("p1", 0, 21),
-        ("p0", 64, 69),
-        ("p2", 128, 228),
-    ]
-    assert (first.size, first.share, first.runs) == (384, slice(256, 384), [])
-    assert [slot.name for slot in second.slots] == ["p3"] and second.size == 384

@@ -7,9 +7,8 @@ import hashlib
 import pytest
 import torch
 
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.errors import UsageError
+from energon_lite.trainer import LlamaModel, ModelConfig, ParallelMesh, initialize_parameters
 from energon_lite.trainer.parallel.parameters import layout_of
 
 CONFIG = ModelConfig(hidden_size=48, num_layers=3, num_heads=4, ffn_size=80, vocab_size=259, image_size=4)
@@ -34,3 +33,8 @@ def test_what_will_be_loaded_is_not_drawn(alone: ParallelMesh, monkeypatch: pyte
         assert torch.equal(parameter, whole[name] if name.startswith("vision.") else torch.zeros_like(parameter))
     monkeypatch.setattr(torch.Tensor, "normal_", lambda *args, **settings: pytest.fail("drawn"))
     LlamaModel(CONFIG, alone, drawn=())
+
+
+def test_how_a_parameter_without_layout_begins_is_not_guessed(alone: ParallelMesh) -> None:
+    with pytest.raises(UsageError, match=r"weight of shape \(2, 2\) does not say what it is a part of"):
+        initialize_parameters(torch.nn.Linear(2, 2), seed=0, mesh=alone)
