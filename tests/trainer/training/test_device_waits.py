@@ -1,7 +1,7 @@
 """No step waits for the device, whatever its rows and its model; a save and an evaluation do, at fixed places.
 
 They are counted on a processor: torch's device ``meta`` stands for a GPU. Its tensors have no values, so whatever needs
-one shows: a read, a copy that blocks, an index made of a mask. (Of all ways to wait, only ``x[[0, 1]]`` leaves no trace.)
+one shows: a read, a copy that blocks, an index made of a mask. (Only ``x[[0, 1]]`` waits and leaves no trace.)
 """
 
 from __future__ import annotations

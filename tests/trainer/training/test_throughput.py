@@ -7,10 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
-from energon_lite.trainer.models.config import ModelConfig, VisionConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer import LlamaModel, ModelConfig, MultimodalBatch, VisionConfig, build_mesh
+from energon_lite.trainer.models.batch import document_lengths
 from energon_lite.trainer.training.throughput import (
     batch_flops,
     flops_of_images,
@@ -27,15 +25,14 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     return training_flops(config, 1, length / 2)
 
 
-def test_weights_count_that_a_token_is_multiplied_with(alone: ParallelMesh) -> None:
-    model = LlamaModel(SHAPE, alone)
+def test_weights_that_a_token_is_multiplied_with_and_the_length_of_its_row_count() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     padding = (SHAPE.padded_vocab_size - SHAPE.vocab_size) * SHAPE.hidden_size
     assert flops_per_token(SHAPE, 0) == 6 * (matrices - padding)
-
-
-def test_attention_costs_by_length() -> None:
     assert flops_per_token(SHAPE, 100) - flops_per_token(SHAPE, 0) == 6 * 3 * 64 * 100
+    # What a long row has for each of its tokens, but for the half of a pair with itself.
+    assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))
 
 
 def test_peaks_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,18 +48,11 @@ def test_memory_of_this_process() -> None:
     assert 0.01 < memory_in_use(torch.device("cpu")) < 1000
 
 
-def test_all_positions_are_work_and_documents_see_less() -> None:
-    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
-    assert document_lengths(documents) == [2, 3, 1, 6] and document_lengths(documents[:0]) == []
-    # What a long row has for each of its tokens, but for the half of a pair with itself.
-    assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))
-
-
 @pytest.mark.parametrize("projector", ["mlp", "linear"])
-def test_images_go_through_the_encoders_matrices(alone: ParallelMesh, projector: str) -> None:
+def test_images_go_through_the_encoders_matrices(projector: str) -> None:
     vision = VisionConfig(hidden_size=12, num_layers=3, num_heads=2, ffn_size=20, feature_layer=-2, projector=projector)
     config = dataclasses.replace(SHAPE, image_size=8, patch_size=2, vision=vision)
-    model = LlamaModel(config, alone)
+    model = LlamaModel(config, build_mesh())
     used = [
         p for name, p in model.named_parameters() if name.startswith(("vision.", "projector.")) and ".2." not in name
     ]
@@ -85,4 +75,5 @@ def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
     assert batch_flops(config, batch) == training_flops(config, 12, 2 * 21) + of_image
     batch.documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
     batch.document_lengths = document_lengths(batch.documents)
+    assert batch.document_lengths == [2, 3, 1, 6] and document_lengths(batch.documents[:0]) == []
     assert batch_flops(config, batch) == training_flops(config, 12, 31) + of_image

@@ -10,9 +10,7 @@ import torch
 from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
-from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
+from energon_lite.trainer import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
@@ -35,13 +33,8 @@ def test_broken_utf8_is_marked() -> None:
     assert ByteTokenizer().decode([0xC3, EOS]) == "\ufffd"
 
 
-def test_labels_are_the_next_tokens() -> None:
-    row = encoded(text("Hi"))
-    assert row.tokens.tolist() == [BOS, 72, 105] and row.labels.tolist() == [72, 105, EOS]
-    assert row.media is None and row.loss_mask is None and row.__key__ == "k"
-
-
 def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
+    """And in an evaluation the first one."""
     whole = ByteTokenizer().encode("abcdefghij")
     seen = set()
     for seed in range(60):
@@ -52,26 +45,7 @@ def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
         start = next(i for i in range(len(whole)) if whole[i : i + 5] == window)
         seen.add(start)
     assert seen == set(range(8)), "every window occurs, the first and the last too"
-
-
-def test_evaluation_takes_the_start() -> None:
     assert encoded(text("abcdefghij"), training=False).tokens.tolist() == [BOS, 97, 98, 99]
-
-
-def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
-    sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
-    row = encoded(sample)
-    places = [PAD] * 4
-    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [
-        *places[1:],
-        BOS,
-        97,
-        98,
-        99,
-        100,
-    ]
-    assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
-    assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
 
 
 def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
@@ -82,13 +56,17 @@ def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
         encoder(image_size=0).encode_sample(CaptioningSample(**BASE, image=image, caption="x"))
 
 
-def test_rows_are_padded_at_the_end() -> None:
-    caption = CaptioningSample(**BASE, image=torch.full((3, 2, 2), 0.5), caption="a")
-    batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
-    places = [PAD] * 4
-    assert batch.tokens.tolist() == [[BOS, *places, PAD], [*places, BOS, 97], [BOS, 120, 121, PAD, PAD, PAD]]
-    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places[1:], BOS, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
-    assert batch.loss_mask.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
+def test_rows_have_the_next_tokens_as_labels_and_are_cut_and_padded_at_the_end() -> None:
+    """A caption stands behind its image, which is brought to size."""
+    caption = CaptioningSample(**BASE, image=torch.full((3, 4, 4), 0.5), caption="abcdef")
+    rows = [encoded(text("")), encoded(caption), encoded(text("xy"))]
+    assert [row.loss_mask is None and row.media is None for row in rows] == [True, False, True]
+    batch = encoder().batch(rows)
+    places, rest = [PAD] * 4, [PAD] * 5
+    assert batch.tokens.tolist() == [[BOS, *places, *places[1:]], [*places, BOS, 97, 98, 99], [BOS, 120, 121, *rest]]
+    labels = [[EOS, *places, *places[1:]], [*places[1:], BOS, 97, 98, 99, 100], [120, 121, EOS, *rest]]
+    assert batch.labels.tolist() == labels
+    assert batch.loss_mask.tolist() == [[1] + [0] * 7, [0] * 4 + [1] * 4, [1] * 3 + [0] * 5]
     assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5))
     assert batch.image_rows.tolist() == [1] and batch.image_starts.tolist() == [0] and batch.documents is None
     assert batch.__key__ == ["k", "k", "k"]

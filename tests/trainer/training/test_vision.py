@@ -9,13 +9,16 @@ import torch
 
 from energon_lite.batching import TokenSequence
 from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.trainer.data.rows import RowsTaskEncoder
-from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.config import ModelConfig, VisionConfig
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer import (
+    LlamaModel,
+    ModelConfig,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    RowsTaskEncoder,
+    VisionConfig,
+    build_mesh,
+)
 from energon_lite.trainer.models.vision import encode_images, place_tokens
-from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 SHAPE = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=8, image_size=4, init_std=0.3, dtype="float64")
 
@@ -27,28 +30,20 @@ class Pixels(torch.nn.Module):
         return image.flatten(1)[..., None]
 
 
-def test_images_stand_where_tokens_keep_their_place() -> None:
-    text = torch.tensor([[0.0, 0.0, 1.0, 2.0], [3.0, 4.0, 5.0, 6.0], [7.0, 0.0, 0.0, 8.0]]).unsqueeze(-1)
-    images = torch.tensor([[70.0, 71.0], [80.0, 81.0]]).unsqueeze(-1)[:, None]  # one channel of two pixels each
-    made = encode_images(list(images), Pixels(), None)
-    placed = place_tokens(text, *made, torch.tensor([2, 0]), torch.tensor([1, 0]))
-    assert placed.squeeze(-1).tolist() == [[80, 81, 1, 2], [3, 4, 5, 6], [7, 70, 71, 8]]
-
-
-def test_images_of_several_sizes_take_as_many_places_as_they_need() -> None:
-    text = torch.zeros(2, 7, 1)
-    image = torch.arange(1.0, 13.0).view(3, 1, 2, 2)
-    sizes = [(1, 1), (2, 2), (1, 2)]
-    rows, starts = torch.tensor([0, 0, 1]), torch.tensor([6, 1, 0])
+def test_images_take_as_many_places_as_they_need_where_tokens_keep_them() -> None:
+    text = torch.tensor([[0.0, 0, 0, 0, 0, 0, 0], [21, 0, 0, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]])[..., None]
+    image = torch.arange(1.0, 17.0).view(4, 1, 2, 2)
+    sizes = [(1, 1), (2, 2), (1, 2), (1, 1)]
+    rows, starts = torch.tensor([0, 0, 1, 0]), torch.tensor([6, 1, 1, 0])
     images = [one[:, :height, :width] for one, (height, width) in zip(image, sizes, strict=True)]
-    placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts)
-    assert placed.squeeze(-1).tolist() == [[0, 5, 6, 7, 8, 0, 1], [9, 10, 0, 0, 0, 0, 0]]
+    placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts).squeeze(-1)
+    assert placed.tolist() == [[13, 5, 6, 7, 8, 0, 1], [21, 9, 10, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]]
 
 
 @torch.no_grad()
-def test_without_sizes_images_fill_their_tensor(alone: ParallelMesh) -> None:
+def test_without_sizes_images_fill_their_tensor() -> None:
     vision = VisionConfig(hidden_size=8, num_layers=1, num_heads=2, ffn_size=12)
-    model = LlamaModel(dataclasses.replace(SHAPE, image_size=4, patch_size=2, vision=vision), alone)
+    model = LlamaModel(dataclasses.replace(SHAPE, image_size=4, patch_size=2, vision=vision), build_mesh())
     tokens, first = torch.arange(6)[None], torch.tensor([0])
     image = torch.rand(1, 3, 4, 4)
     for height, width in ((2, 4), (4, 2)):
@@ -58,8 +53,8 @@ def test_without_sizes_images_fill_their_tensor(alone: ParallelMesh) -> None:
 
 
 @torch.no_grad()
-def test_a_row_is_what_it_would_be_alone(alone: ParallelMesh) -> None:
-    model = LlamaModel(SHAPE, alone)
+def test_a_row_is_what_it_would_be_alone() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(2, 3, 4, 4, generator=generator)
     tokens = torch.randint(0, 256, (3, 6), generator=generator)
@@ -73,8 +68,8 @@ def test_a_row_is_what_it_would_be_alone(alone: ParallelMesh) -> None:
 
 
 @torch.no_grad()
-def test_every_patch_and_its_place_count(alone: ParallelMesh) -> None:
-    model = LlamaModel(SHAPE, alone)
+def test_every_patch_and_its_place_count() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
     assert model.vision is not None
     model.vision.position.normal_(generator=torch.Generator().manual_seed(0))
     tokens, row = torch.tensor([[0, 0, 0, 0, 256, 65]]), torch.tensor([0])
@@ -89,8 +84,8 @@ def test_every_patch_and_its_place_count(alone: ParallelMesh) -> None:
 
 
 @torch.no_grad()
-def test_images_need_a_model_that_takes_them(alone: ParallelMesh) -> None:
-    model = LlamaModel(ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8), alone)
+def test_images_need_a_model_that_takes_them() -> None:
+    model = LlamaModel(ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8), build_mesh())
     with pytest.raises(UsageError, match="takes none"):
         model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))
 
