@@ -1,4 +1,4 @@
-"""Small random models of Hugging Face, and random configurations of ours."""
+"""Small random models of Hugging Face, with images and without, their files, and random configurations of ours."""
 
 from __future__ import annotations
 
@@ -48,11 +48,87 @@ def make_model(seed: int = 0, kind: str = "llama", **changes: Any) -> Any:
     return model.eval()
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A tokenizer of words, as the ``tokenizers`` library leaves one: it does not say what transformers shall take."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder.mkdir(exist_ok=True)
+    words = {word: number for number, word in enumerate(["?", "<s>", "</s>", *"abcdefgh"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return folder
+
+
 def change_config(folder: Path, **values: Any) -> None:
     """Change keys of ``config.json``; a value of ``...`` removes the key."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+#: An image of 14 pixels has patches of 4, and two pixels are over.
+VISION: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 14,
+    "patch_size": 4,
+}
+#: The token that stands for images.
+IMAGE = 100
+
+
+def make_encoder(kind: str, seed: int = 0, **changes: Any) -> Any:
+    """A random ``SiglipVisionModel`` or ``CLIPVisionModel``."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
+
+    classes = {"siglip": (SiglipVisionModel, SiglipVisionConfig), "clip": (CLIPVisionModel, CLIPVisionConfig)}
+    model, config = classes[kind]
+    torch.manual_seed(seed)
+    return _at_random(model(config(**(VISION | changes))))
+
+
+def make_llava(kind: str, language: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random ``LlavaForConditionalGeneration``, with features as LLaVA takes them of such an encoder."""
+    import transformers
+
+    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "mistral": "MistralConfig"}
+    text = {
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+        "vocab_size": changes.pop("vocab_size", 101),
+        "tie_word_embeddings": changes.pop("tie_word_embeddings", False),
+    }
+    vision = transformers.CLIPVisionConfig if kind == "clip" else transformers.SiglipVisionConfig
+    taken = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+    if kind == "siglip":
+        taken = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    torch.manual_seed(seed)
+    config = transformers.LlavaConfig(
+        vision_config=vision(**VISION),
+        text_config=getattr(transformers, classes[language])(**text),
+        image_token_index=IMAGE,
+        image_seq_length=9,
+        **(taken | changes),
+    )
+    return _at_random(transformers.LlavaForConditionalGeneration(config))
+
+
+def _at_random(model: Any) -> Any:
+    """Larger weights than at the start of training, so that a wrong head or a wrong place shows in what comes out."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = "norm" in name and name.endswith("weight")
+            parameter.normal_(1.0 if norm else 0.0, 0.2)
+    return model.eval()
 
 
 #: Scalings of the rotary frequencies, and configurations of language models with any of them.

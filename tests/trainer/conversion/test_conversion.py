@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
+from energon_lite.trainer import find_weights, load_model
 from energon_lite.trainer.checkpointing import tensors
-from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.tensors import CheckpointReader
-from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.export import native_to_file, native_to_huggingface
+from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.language_config import model_config
-from energon_lite.trainer.conversion.tensor_names import model_shapes
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.generate import load_model
-from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config, make_model
+from tests.testing import command, output_of, script
+from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config, files_of, make_model
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "grouped heads": {"num_key_value_heads": 2},
-    "one key head": {"num_key_value_heads": 1},
-    "tied": {"tie_word_embeddings": True},
     "untied, wide": {"hidden_size": 64, "num_hidden_layers": 3, "rms_norm_eps": 1e-5},
     "Llama 3 scaling": {"rope_parameters": SCALING, "num_key_value_heads": 2},
     "free width of heads": {"head_dim": 12, "num_key_value_heads": 2},
@@ -39,24 +32,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen 3": {"kind": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
     "Qwen 3, tied": {"kind": "qwen3", "hidden_size": 36, "head_dim": 6, "tie_word_embeddings": True},
     "Mistral": {"kind": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None},
-    "Mistral with a window": {
-        "kind": "mistral",
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "hidden_size": 42,
-        "sliding_window": 50,
-    },
+    "Mistral with a window": {"kind": "mistral", "num_key_value_heads": 1, "head_dim": 10, "hidden_size": 42}
+    | {"sliding_window": 50},
     "odd vocabulary": {"vocab_size": 101, "tie_word_embeddings": True, "num_key_value_heads": 2},
 }
-
-
-def our_logits(model: LlamaModel, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model.all_logits(tokens)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -65,34 +44,32 @@ def test_same_logits_and_the_same_files_again(tmp_path: Path, save_model: SaveMo
     theirs = save_model(shard="20KB", seed=1, **changes)
     assert len(list(theirs.glob("*.safetensors"))) > 1
     # Boxes smaller than most tensors, so that these are cut.
-    huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000)
-    model = load_model(latest_checkpoint(tmp_path / "native") or "")
+    model = load_model(huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000))
     tokens = torch.randint(model.config.vocab_size, (3, 50), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = make_model(1, **changes)(tokens).logits
+        torch.testing.assert_close(model.all_logits(tokens), wanted, rtol=0, atol=1e-5)
     assert wanted.std() > 0.1
-    torch.testing.assert_close(our_logits(model, tokens), wanted, rtol=0, atol=1e-5)
     native_to_huggingface(tmp_path / "native", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(theirs)
 
 
-def test_table_of_shapes_is_the_models(save_model: SaveModel) -> None:
-    for changes in CONFIGS.values():
-        values = make_model(**changes).config.to_dict() | {"architectures": None, "dtype": "float32"}
-        config = model_config(values, where="", vocab_multiple=48)
-        model = LlamaModel(config, build_mesh())
-        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == model_shapes(config, padded=True)
-
-
-def test_division_into_files_when_asked(tmp_path: Path, save_model: SaveModel) -> None:
-    theirs, other = save_model(), save_model("other", shard="30KB")
-    huggingface_to_native(theirs, tmp_path / "native")
+def test_division_into_files_when_asked(
+    tmp_path: Path, save_model: SaveModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = save_model("other", shard="30KB")
+    huggingface_to_native(save_model(), tmp_path / "native")
     # As transformers divides it.
     native_to_huggingface(tmp_path / "native", tmp_path / "divided", shard_bytes=30_000)
     assert files_of(tmp_path / "divided") == files_of(other)
-    # As another folder is divided.
+    # As another folder is divided, if that has the same tensors.
     native_to_huggingface(tmp_path / "native", tmp_path / "like", like=other)
     assert files_of(tmp_path / "like") == files_of(other)
+    former = save_model("former", num_hidden_layers=3, shard="20KB")
+    with caplog.at_level(logging.WARNING):
+        native_to_huggingface(tmp_path / "native", tmp_path / "back", like=former)
+    assert "its division into files is not taken" in caplog.text
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["num_hidden_layers"] == 2
 
 
 def test_what_belongs_to_a_model_comes_along(tmp_path: Path, save_model: SaveModel) -> None:
@@ -147,16 +124,6 @@ def test_another_library_reads_a_configuration_of_ours(
     with torch.no_grad():
         wanted = make_model(kind=kind, num_key_value_heads=2, **changes)(tokens).logits
         assert torch.equal(model(tokens).logits, wanted)
-
-
-def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:
-    place = huggingface_to_native(save_model(vocab_size=101), tmp_path / "native", read_bytes=500)
-    native_to_file(place, tmp_path / "one.safetensors")
-    found, model = load_file(tmp_path / "one.safetensors"), load_model(place)
-    assert found.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.equal(found[name], p) for name, p in model.named_parameters())
-    with pytest.raises(UsageError, match="a file already"):
-        native_to_file(place, tmp_path / "one.safetensors")
 
 
 def test_files_of_a_checkpoint_end_at_a_size(
@@ -218,15 +185,6 @@ def test_what_can_be_computed_is_left_out(tmp_path: Path, save_model: SaveModel)
     assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in before)
 
 
-def test_a_tensor_in_two_files(tmp_path: Path, save_model: SaveModel) -> None:
-    folder = save_model(shard="20KB")
-    first, second = sorted(folder.glob("*.safetensors"))[:2]
-    name, values = next(iter(load_file(first).items()))
-    save_file(load_file(second) | {name: values}, second)
-    with pytest.raises(StateError, match=f"it is in {first.name} and {second.name}"):
-        huggingface_to_native(folder, tmp_path / "native")
-
-
 def test_a_list_of_files_leads_nowhere_else(tmp_path: Path, save_model: SaveModel) -> None:
     huggingface_to_native(save_model(), tmp_path / "native")
     path = tmp_path / "native" / "huggingface" / "energon_lite_files.json"
@@ -235,82 +193,101 @@ def test_a_list_of_files_leads_nowhere_else(tmp_path: Path, save_model: SaveMode
         native_to_huggingface(tmp_path / "native", tmp_path / "back")
 
 
-@pytest.mark.parametrize("fault", ["bin", "nothing", "index", "config", "bias"])
+def rename(folder: Path, name: str) -> None:
+    for file in folder.glob("model*"):
+        file.rename(folder / name)
+
+
+def misplace(folder: Path) -> None:
+    """A tensor is not where the index says."""
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][NORM] = index["weight_map"]["model.embed_tokens.weight"]
+    path.write_text(json.dumps(index))
+
+
+def repeat(folder: Path) -> None:
+    """A tensor is in two files."""
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    name, values = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: values}, second)
+
+
+#: Faults of a folder, and what is said of each.
+FAULTS: dict[str, tuple[Callable[[Path], object], type[EnergonLiteError], str]] = {
+    "bin": (lambda folder: rename(folder, "pytorch_model.bin"), UsageError, r"only pytorch_model\.bin"),
+    "nothing": (lambda folder: rename(folder, "other"), UsageError, r"neither model\.safetensors nor"),
+    "index": (misplace, StateError, f"the index has {NORM} in"),
+    "twice": (repeat, StateError, r"it is in model-00001-of-\d+.safetensors and model-00002-of-\d+.safetensors"),
+    "config": (lambda folder: (folder / "config.json").write_text("{"), ConfigError, "not valid JSON"),
+    "bias": (lambda folder: change_config(folder, attention_bias=True), ConfigError, "attention_bias is set"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_is_no_model(tmp_path: Path, save_model: SaveModel, fault: str) -> None:
-    folder = save_model(shard="20KB" if fault == "index" else "1GB")
-    kind: type[EnergonLiteError]
-    if fault in ("bin", "nothing"):
-        (folder / "model.safetensors").rename(folder / ("pytorch_model.bin" if fault == "bin" else "other"))
-        kind, words = UsageError, "only pytorch_model.bin" if fault == "bin" else "neither model.safetensors nor"
-    elif fault == "index":
-        path = folder / "model.safetensors.index.json"
-        index = json.loads(path.read_text())
-        index["weight_map"][NORM] = index["weight_map"]["model.embed_tokens.weight"]
-        path.write_text(json.dumps(index))
-        kind, words = StateError, f"the index has {NORM} in"
-    elif fault == "config":
-        (folder / "config.json").write_text("{")
-        kind, words = ConfigError, "not valid JSON"
-    else:
-        change_config(folder, attention_bias=True)
-        kind, words = ConfigError, "attention_bias is set"
+    spoil, kind, words = FAULTS[fault]
+    folder = save_model(shard="20KB")
+    spoil(folder)
     with pytest.raises(kind, match=words):
         huggingface_to_native(folder, tmp_path / "native")
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, save_model: SaveModel) -> None:
-    place = huggingface_to_native(save_model(), tmp_path / "native")
-    file = next(Path(place).glob("*.distcp"))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(StateError, match="is damaged"):
-        native_to_huggingface(tmp_path / "native", tmp_path / "back")
-    with pytest.raises(StateError, match="no finished checkpoint"):
-        native_to_huggingface(tmp_path / "hf", tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
-def test_a_checkpoint_is_found_by_any_name(tmp_path: Path, save_model: SaveModel) -> None:
+    """One that is whole is found by any name."""
     place = Path(huggingface_to_native(save_model(), tmp_path / "native"))
     assert find_weights(place) == find_weights(f"{tmp_path}/native/") == place
     assert find_weights(place.rename(tmp_path / "best")) == tmp_path / "best"
-
-
-def test_a_folder_in_use_is_left_alone(tmp_path: Path, save_model: SaveModel) -> None:
-    theirs = save_model()
-    place = huggingface_to_native(theirs, tmp_path / "native")
-    with pytest.raises(UsageError, match="there are checkpoints already"):
-        huggingface_to_native(theirs, tmp_path / "native")
-    with pytest.raises(UsageError, match="not empty"):
-        native_to_huggingface(place, theirs)
-
-
-def test_a_former_model_with_other_tensors(
-    tmp_path: Path, save_model: SaveModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = save_model("other", num_hidden_layers=3, shard="20KB")
-    place = huggingface_to_native(save_model(), tmp_path / "native")
-    with caplog.at_level(logging.WARNING):
-        native_to_huggingface(place, tmp_path / "back", like=other)
-    assert "its division into files is not taken" in caplog.text
-    assert json.loads((tmp_path / "back" / "config.json").read_text())["num_hidden_layers"] == 2
+    file = next((tmp_path / "best").glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    for source, words in (("best", "is damaged"), ("hf", "no finished checkpoint")):
+        with pytest.raises(StateError, match=words):
+            native_to_huggingface(tmp_path / source, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_commands(tmp_path: Path, save_model: SaveModel) -> None:
-    theirs, run = save_model(), CliRunner()
-
-    def convert(*words: object) -> str:
-        result = run.invoke(main, ["convert-weights", *map(str, words)])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    assert "step-00000000" in convert("hf-to-native", theirs, tmp_path / "native", "--vocab-multiple", "1")
-    convert("native-to-hf", tmp_path / "native", tmp_path / "back", "--shard-size", "0.02MB")
+    """A folder in use is left alone, and a file too."""
+    theirs, native = save_model(vocab_size=101), tmp_path / "native"
+    convert = partial(output_of, "convert-weights")
+    assert "step-00000000" in convert("hf-to-native", theirs, native, "--vocab-multiple", 1)
+    convert("native-to-hf", native, tmp_path / "back", "--shard-size", "0.02MB")
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 2
-    convert("to-file", tmp_path / "native", tmp_path / "one.safetensors")
-    for words in (["native-to-hf", str(tmp_path / "native"), str(tmp_path / "x"), "--shard-size", "5 apples"],):
-        result = run.invoke(main, ["convert-weights", *words])
-        assert result.exit_code == 1 and "not a number of bytes" in result.output
-    result = run.invoke(main, ["convert-weights", "native-to-hf", str(tmp_path / "native"), str(theirs)])
-    assert result.exit_code == 1 and "not empty" in result.output
+    convert("to-file", native, tmp_path / "one.safetensors")
+    found, model = load_file(tmp_path / "one.safetensors"), load_model(find_weights(native))
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(found[name], p) for name, p in model.named_parameters())
+    for words, said in (
+        (["native-to-hf", native, tmp_path / "x", "--shard-size", "5 apples"], "not a number of bytes"),
+        (["native-to-hf", native, theirs], "not empty"),
+        (["hf-to-native", theirs, native], "there are checkpoints already"),
+        (["to-file", native, tmp_path / "one.safetensors"], "a file already"),
+    ):
+        status, output = command("convert-weights", *words)
+        assert status == 1 and said in output
+
+
+# -- memory: a model passes through that of its largest tensor; tools/bench/conversion_memory.py measures it -----------
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    root = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return script(root / "tools/bench/conversion_memory.py")
+
+
+@pytest.mark.slow
+def test_there_and_back_in_less_than_two_tensors(tmp_path: Path, bench: ModuleType) -> None:
+    largest = bench.write_model(tmp_path / "hf", bench.model_of(2**26, layers=2), shard_bytes=30_000_000)
+    # Each tensor in one rectangle, which needs the most.
+    assert bench.growth("there-and-back", tmp_path / "hf", tmp_path / "made", 2 * largest) < 2 * largest
+
+
+@pytest.mark.nightly
+def test_a_gigabyte(tmp_path: Path, bench: ModuleType) -> None:
+    found = bench.measure(tmp_path, 1.0)
+    assert found["model"] > 2**30
+    assert all(peak < 2 * found["largest"] for peak in found["peaks"].values()), found
