@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling
+from energon_lite.trainer import (
+    LlamaModel,
+    ModelConfig,
+    OverlappedDistributedOptimizer,
+    RopeScaling,
+    build_mesh,
+    config_from_dict,
+    config_to_dict,
+    save_checkpoint,
+)
 
 #: ``save_model(name="hf", shard="10GB", seed=0, **config) -> folder``
 SaveModel = Callable[..., Path]
@@ -52,7 +61,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def write_tokenizer(folder: Path) -> Path:
+def write_words(folder: Path) -> Path:
     """A tokenizer of words, as the ``tokenizers`` library leaves one: it does not say what transformers shall take."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -73,6 +82,17 @@ def change_config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
 
 
+def save_run(folder: Path, *, tokenizer: Path | str | None = None, **model: Any) -> LlamaModel:
+    """The model of a checkpoint that is written as the Trainer leaves one."""
+    shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24} | model
+    data = {"path": "texts", "tokenizer": None if tokenizer is None else str(tokenizer)}
+    config = config_from_dict({"data": data, "model": shape})
+    made = LlamaModel(config.model, build_mesh(), seed=4)
+    optimizer = OverlappedDistributedOptimizer(made, made.mesh, config.optimizer)
+    save_checkpoint(folder, 7, made, optimizer, made.mesh, {"config": config_to_dict(config), "loader": None})
+    return made
+
+
 #: An image of 14 pixels has patches of 4, and two pixels are over.
 VISION: dict[str, Any] = {
     "hidden_size": 24,
@@ -84,6 +104,7 @@ VISION: dict[str, Any] = {
 }
 #: The token that stands for images.
 IMAGE = 100
+PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
 def make_encoder(kind: str, seed: int = 0, **changes: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,11 @@ def values_of(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(1, torch.Size(shape).numel() + 1).reshape(shape).to(dtype)
 
 
+TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=3).map(
+    lambda shapes: {f"t{number}": values_of(*one) for number, one in enumerate(shapes)}
+)
+
+
 @st.composite
 def rectangles(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
     """A shape cut along each dimension at some places; the pieces in any order."""
@@ -40,50 +44,33 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
 
 
-@given(st.data())
-def test_the_library_reads_what_was_written_in_rectangles(data: st.DataObject) -> None:
-    shapes = data.draw(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=3))
-    tensors = {f"t{number}": values_of(*one) for number, one in enumerate(shapes)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.safetensors"
-        declared = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
-        with write_safetensors(path, declared, {"format": "pt", "ü": '"'}) as writer:
-            for name, tensor in tensors.items():
-                for box in data.draw(rectangles(tuple(tensor.shape))):
-                    writer.put(name, box, tensor[slices(box)])
-        found = load_file(path)
-        assert SafetensorsFile(path).metadata == {"format": "pt", "ü": '"'}
+@given(TENSORS, st.data())
+def test_the_library_reads_what_was_written_in_rectangles(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], data: st.DataObject
+) -> None:
+    declared = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+    with write_safetensors(tmp_path / "a", declared, {"format": "pt", "ü": '"'}) as writer:
+        for name, tensor in tensors.items():
+            for box in data.draw(rectangles(tuple(tensor.shape))):
+                writer.put(name, box, tensor[slices(box)])
+    found = load_file(tmp_path / "a")
+    assert SafetensorsFile(tmp_path / "a").metadata == {"format": "pt", "ü": '"'}
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
 
 
-@given(st.data())
-def test_rows_of_what_the_library_wrote(data: st.DataObject) -> None:
-    shapes = data.draw(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=3))
-    tensors = {f"t{number}": values_of(*one) for number, one in enumerate(shapes)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.safetensors"
-        save_file(tensors, path)
-        file = SafetensorsFile(path)
-        assert file.entries.keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            rows = tensor.shape[0] if tensor.dim() else 1
-            cuts = st.tuples(st.integers(0, rows), st.integers(0, rows))
-            start, stop = sorted(data.draw(cuts)) if tensor.dim() else (0, 1)
-            wanted = tensor[start:stop] if tensor.dim() else tensor
-            assert torch.equal(file.read_rows(name, start, stop), wanted)
-
-
-def test_a_file_of_the_library_is_made_again_byte_for_byte(tmp_path: Path) -> None:
-    tensors = {"b": values_of((3, 4), torch.float32), "a": values_of((5,), torch.bfloat16)}
-    save_file(tensors, tmp_path / "a", metadata={"format": "pt"})
+@given(TENSORS, st.data())
+def test_rows_of_what_the_library_wrote(tmp_path: Path, tensors: dict[str, torch.Tensor], data: st.DataObject) -> None:
+    save_file(tensors, tmp_path / "a")
     file = SafetensorsFile(tmp_path / "a")
-    declared = {name: (entry.dtype, entry.shape) for name, entry in file.entries.items()}
-    with write_safetensors(tmp_path / "b", declared, file.metadata) as writer:
-        for name, entry in file.entries.items():
-            writer.put(name, Box((0,) * len(entry.shape), entry.shape), file.read_rows(name, 0, entry.shape[0]))
-    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert file.entries.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        rows = tensor.shape[0] if tensor.dim() else 1
+        cuts = st.tuples(st.integers(0, rows), st.integers(0, rows))
+        start, stop = sorted(data.draw(cuts)) if tensor.dim() else (0, 1)
+        wanted = tensor[start:stop] if tensor.dim() else tensor
+        assert torch.equal(file.read_rows(name, start, stop), wanted)
 
 
 def test_a_file_that_lacks_something_is_not_left(tmp_path: Path) -> None:
