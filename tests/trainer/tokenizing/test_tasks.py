@@ -1,4 +1,4 @@
-"""From records to tokens and masks."""
+"""From records to tokens and masks; and who says what in a conversation that is tokenised as one text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.trainer.tokenizing.tasks import Task, examples_of
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
-
-BEGIN, END = 256, 257
+from tests.testing import examples
+from tests.trainer.tokenizing.conftest import BEGIN, END
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +27,23 @@ def _plain(outcome: Any) -> Any:
     return [(one.tokens.tolist(), None if one.mask is None else one.mask.tolist()) for one in outcome.examples]
 
 
-def test_prompt_and_response(tokenizer: HuggingFaceTokenizer) -> None:
-    records = [{"prompt": "ab", "response": "c"}, {"prompt": "", "response": "d"}]
-    first, second = examples_of(records, Task(), tokenizer)
-    assert _plain(first) == [([BEGIN, 97, 98, 99, END], [0, 0, 0, 1, 1])]
-    assert _plain(second) == [([BEGIN, 100, END], [0, 1, 1])]
+PAIR = Task(prompt=("instruction", "input"), response="output")
+#: Records of tasks, and their tokens and masks.
+EXAMPLES: list[tuple[Task, dict[str, Any], list[int], list[int] | None]] = [
+    (Task(), {"prompt": "ab", "response": "c"}, [BEGIN, 97, 98, 99, END], [0, 0, 0, 1, 1]),
+    (Task(), {"prompt": "", "response": "d"}, [BEGIN, 100, END], [0, 1, 1]),
+    (PAIR, {"instruction": "a", "input": "b", "output": "c"}, [BEGIN, 97, 10, 98, 99, END], [0, 0, 0, 0, 1, 1]),
+    (PAIR, {"instruction": "a", "input": "", "output": "c"}, [BEGIN, 97, 99, END], [0, 0, 1, 1]),
+    (Task(kind="pt"), {"content": "hé"}, [BEGIN, 104, 0xC3, 0xA9, END], None),
+]
 
 
-def test_a_prompt_of_several_fields_leaves_out_empty_ones(tokenizer: HuggingFaceTokenizer) -> None:
-    task = Task(prompt=("instruction", "input"), response="output")
-    records = [{"instruction": "a", "input": given, "output": "c"} for given in ("b", "")]
-    assert [outcome.examples[0].tokens.tolist() for outcome in examples_of(records, task, tokenizer)] == [
-        [BEGIN, 97, 10, 98, 99, END],
-        [BEGIN, 97, 99, END],
-    ]
-
-
-def test_plain_text_has_no_mask(tokenizer: HuggingFaceTokenizer) -> None:
-    (outcome,) = examples_of([{"content": "hé"}], Task(kind="pt"), tokenizer)
-    assert _plain(outcome) == [([BEGIN, 104, 0xC3, 0xA9, END], None)]
+@pytest.mark.parametrize(("task", "record", "tokens", "mask"), EXAMPLES)
+def test_a_record_is_its_tokens_and_what_of_them_counts(
+    tokenizer: HuggingFaceTokenizer, task: Task, record: dict[str, Any], tokens: list[int], mask: list[int] | None
+) -> None:
+    (outcome,) = examples_of([record], task, tokenizer)
+    assert _plain(outcome) == [(tokens, mask)]
 
 
 def test_a_conversation_counts_what_the_assistant_says(tokenizer: HuggingFaceTokenizer) -> None:
@@ -157,3 +155,100 @@ def test_the_fingerprint_sees_each_file(tokenizer_folder: Path, tmp_path: Path) 
     config = copy / "tokenizer_config.json"
     config.write_text(config.read_text().replace("<s>", "</s>"))
     assert fingerprint_of(str(copy)) != fingerprint_of(str(tokenizer_folder))
+
+
+# -- conversations, of which the text is tokenised at once -------------------------------------------------------------
+
+MARK = "<image>"
+MERGED = (
+    "{% for m in messages %}{{ '[' + m['role'] + ']\n' + m['content'] + ' \n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+
+
+def written(messages: list[dict[str, str]]) -> str:
+    """What the template makes of messages."""
+    return "".join(f"[{one['role']}]\n{one['content']} \n\n" for one in messages)
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
+    """A tokenizer whose tokens are words and runs of spaces and line ends, across what the template writes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    folder = tmp_path_factory.mktemp("merging")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # tokens begin behind their space
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([Path(json.__file__).read_text(), "]\n a \n\n[user]\n \n\n[assistant]\n"], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": MERGED}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return HuggingFaceTokenizer(str(folder))
+
+
+turns = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text("ab é\n\U0001f600", max_size=6)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(turns, st.booleans())
+def test_pieces_are_those_of_the_text(merging: HuggingFaceTokenizer, said: list[tuple[str, str]], shown: bool) -> None:
+    messages = [{"role": role, "content": text + MARK * shown} for role, text in said]
+    pieces = merging.chat(messages, MARK if shown else None)
+    tokens = [token for piece, _ in pieces for token in piece]
+    parts = [merging.encode_texts([part])[0] for part in written(messages).split(MARK)]
+    joined: list[int] = []
+    for place, part in enumerate(parts):
+        joined += [-1] * (place > 0) + part
+    assert tokens == joined
+    answers = [piece for piece, answer in pieces if answer]
+    assert len(answers) == sum(role == "assistant" for role, _ in said)
+    assert all(piece.count(-1) == shown for piece in answers)
+
+
+def answers_by_prefixes(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, str]]) -> list[list[int]] | None:
+    """The answers' tokens, as those that the text has more with them than without; None where tokens are merged."""
+    found = []
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = written(messages[:place]) + "[assistant]\n"
+            short, long = tokenizer.encode_texts([before, before + message["content"] + " \n\n"])
+            everything = tokenizer.encode_plain(written(messages))
+            if long[: len(short)] != short or everything[: len(long)] != long:
+                return None
+            found.append(long[len(short) :])
+    return found
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(turns)
+def test_answers_are_what_the_text_has_more_with_them(merging: HuggingFaceTokenizer, said: Any) -> None:
+    messages = [{"role": role, "content": text} for role, text in said]
+    if messages[0]["role"] == "assistant":
+        messages.insert(0, {"role": "user", "content": "a"})
+    wanted = answers_by_prefixes(merging, messages)
+    if wanted is not None:
+        assert [piece for piece, answer in merging.chat(messages) if answer] == wanted
+
+
+def test_a_long_conversation_is_tokenised_once(merging: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": role, "content": f"word {turn}"} for turn in range(100) for role in ("user", "assistant")]
+    inner, seen = merging._tokenizer, []
+
+    class Counting:
+        def encode(self, text: str, **options: Any) -> Any:
+            seen.append(len(text))
+            return inner.encode(text, **options)
+
+    monkeypatch.setattr(merging, "_tokenizer", Counting())
+    pieces = merging.chat(messages)
+    assert sum(answer for _, answer in pieces) == 100
+    assert sum(seen) == len(written(messages))
