@@ -18,13 +18,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.lightning import EnergonDataModule
-from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
-from tests.extras.frameworks.numbered_samples import (
+from tests.extras.frameworks.framework_runs import (
     SAMPLES,
     Model,
     expected,
+    log_line,
     micro_batches,
     numbers_of,
+    reached,
+    run_processes,
     train_data,
     val_data,
 )
@@ -45,12 +47,8 @@ class Module(LightningModule):
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         if self.global_step == self.fail_at:
             raise RuntimeError("a step that fails")
-        log_line(
-            Path(f"{self.seen_file}-{self.global_rank}"),
-            step=self.global_step,
-            rank=self.global_rank,
-            numbers=numbers_of(batch),
-        )
+        place = {"step": self.global_step, "rank": self.global_rank}
+        log_line(Path(f"{self.seen_file}-{self.global_rank}"), **place, numbers=numbers_of(batch))
         return self.model(batch["number"], batch["labels"])["loss"]
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
@@ -101,12 +99,8 @@ def test_killed_on_two_devices_and_resumed_on_three(tmp_path: Path, leaf_of: Lea
     """In the middle of an epoch: of 7 batches on two devices, of 5 on three."""
     leaf = leaf_of(SAMPLES, "hf")
 
-    def is_far() -> bool:
-        return any(line["step"] >= 12 for line in logged(tmp_path, "killed-0"))
-
-    run_processes(
-        2, partial(train, leaf, tmp_path, "killed", devices=2, max_steps=10_000, every=5), tmp_path, kill_when=is_far
-    )
+    killed = partial(train, leaf, tmp_path, "killed", devices=2, max_steps=10_000, every=5)
+    run_processes(2, killed, tmp_path, kill_when=reached(tmp_path, "killed-0", 12))
     saved = str(tmp_path / "saved" / "step=10.ckpt")
     found = run_processes(3, partial(train, leaf, tmp_path, "again", devices=3, max_steps=20, resume=saved), tmp_path)
     assert [(step, read) for step, _, read, _ in found] == [(20, 10)] * 3  # nothing was read to be skipped

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,11 +18,10 @@ from energon_lite import get_savable_loader
 from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
 from tests.extras.frameworks import keyed_prompts
-from tests.extras.frameworks.keyed_prompts import digest, write_blend
+from tests.extras.frameworks.keyed_prompts import PROMPTS, digest, drive, write_blend
 from tests.testing import take
 
 FORK = multiprocessing.get_context("fork")
-PROMPTS = f"{keyed_prompts.__name__}:open_prompts"
 
 
 @pytest.fixture(scope="module")
@@ -33,50 +29,16 @@ def blend(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
     return write_blend(tmp_path_factory.mktemp("keys") / "blend.yaml", leaf_of(30), leaf_of(8, "b"))
 
 
-class Actor:
-    """A process that makes samples of the keys that it is sent."""
-
-    def __init__(self) -> None:
-        self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=_work, args=(theirs, self.pipe), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def ask(self, keys: list[SampleKey]) -> int:
-        """Returns how many bytes are sent."""
-        data = pickle.dumps(keys)
-        self.pipe.send_bytes(data)
-        return len(data)
-
-    def answer(self) -> Any:
-        assert self.pipe.poll(60)
-        return self.pipe.recv()
+def made(keys: list[SampleKey]) -> tuple[str, str, list[str]]:
+    """What a worker makes of keys: digests of the samples and of a batch, and the samples' own keys."""
+    samples = fetch(keys)
+    return digest(samples), digest(fetch_batch(keys)), [sample["__key__"] for sample in samples]
 
 
-def _work(pipe: Connection, others: Connection) -> None:
-    others.close()
-    while True:
-        try:
-            keys = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        pipe.send((digest(fetch(keys)), digest(fetch_batch(keys)), [sample["__key__"] for sample in fetch(keys)]))
-
-
-@pytest.fixture
-def actors() -> Iterator[Callable[[int], list[Actor]]]:
-    made: list[Actor] = []
-
-    def make(count: int) -> list[Actor]:
-        made.extend(Actor() for _ in range(count))
-        return made[-count:]
-
-    yield make
-    for actor in made:
-        actor.pipe.close()  # all of them: those that were forked later have the ends of earlier ones
-    for actor in made:
-        actor.process.join(30)
-        assert actor.process.exitcode == 0
+def in_workers(parts: list[list[SampleKey]]) -> list[tuple[str, str, list[str]]]:
+    """What processes, each of its own, make of keys that are sent to them."""
+    with FORK.Pool(len(parts), maxtasksperchild=1) as workers:
+        return workers.map(made, parts, chunksize=1)
 
 
 def test_keys_are_small_and_in_the_loader_s_order(blend: str) -> None:
@@ -91,45 +53,31 @@ def test_keys_are_small_and_in_the_loader_s_order(blend: str) -> None:
     assert any(sample["__restore_key__"][4] for sample in expected)
 
 
-def test_every_worker_makes_the_same_tensors(blend: str, actors: Callable[[int], list[Actor]]) -> None:
+def test_every_worker_makes_the_same_tensors(blend: str) -> None:
     keys = SampleKeys(PROMPTS, blend)
     taken = keys.take(12)
-    workers = actors(3)
-    sent = [worker.ask(taken) for worker in workers]
-    answers = [worker.answer() for worker in workers]
-    assert max(sent) < 100 * 12
+    answers = in_workers([taken] * 3)
+    assert len(pickle.dumps(taken)) < 100 * 12
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][:2] == (digest(fetch(taken)), digest(fetch_batch(taken)))
     assert fetch_batch(taken)["keys"] == answers[0][2]
     assert digest(fetch_batch(taken[::-1])) != answers[0][1]
 
 
-def _drive(blend: str, workers: list[Actor], folder: Path, size: int, steps: int, die_at: int = -1) -> None:
-    """A training: batches of keys dealt to workers; keys are written down, then the state, after each step."""
-    keys = SampleKeys(PROMPTS, blend)
-    if (folder / "state.json").exists():
-        keys.load_state_dict(json.loads((folder / "state.json").read_text()))
-    for step, batch in zip(range(steps), keys.batches(size), strict=False):
-        for number, worker in enumerate(workers):
-            worker.ask(batch[number :: len(workers)])
-        answers = [worker.answer()[2] for worker in workers]
-        if step == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with open(folder / "seen.txt", "a") as file:
-            file.writelines(f"{answers[n % len(workers)][n // len(workers)]}\n" for n in range(len(batch)))
-        (folder / "new.json").write_text(json.dumps(keys.state_dict()))
-        (folder / "new.json").replace(folder / "state.json")
+def _drive(blend: str, workers: int, folder: Path, *numbers: int) -> None:
+    def ask(batch: list[SampleKey]) -> list[list[str]]:
+        return [keys for *_, keys in in_workers([batch[number::workers] for number in range(workers)])]
+
+    drive(ask, blend, folder, *numbers)
 
 
-def test_a_killed_driver_goes_on_exactly_with_other_workers_and_batches(
-    blend: str, tmp_path: Path, actors: Callable[[int], list[Actor]]
-) -> None:
-    first = FORK.Process(target=lambda: _drive(blend, [Actor(), Actor()], tmp_path, size=8, steps=9, die_at=3))
+def test_a_killed_driver_goes_on_exactly_with_other_workers_and_batches(blend: str, tmp_path: Path) -> None:
+    first = FORK.Process(target=_drive, args=(blend, 2, tmp_path, 8, 9, 3))
     first.start()
     first.join(60)
     assert first.exitcode == -signal.SIGKILL
-    _drive(blend, actors(3), tmp_path, size=6, steps=3)
-    _drive(blend, actors(1), tmp_path, size=5, steps=2)
+    _drive(blend, 3, tmp_path, 6, 3)
+    _drive(blend, 1, tmp_path, 5, 2)
     seen = (tmp_path / "seen.txt").read_text().split()
     assert seen == [one["__key__"] for one in fetch(SampleKeys(PROMPTS, blend).take(3 * 8 + 28))]
 
@@ -148,14 +96,16 @@ def test_states_are_those_of_a_loader(blend: str) -> None:
 
 @pytest.mark.parametrize("opened", ["open_once", "open_validation"])
 def test_finite_data_is_dealt_pass_by_pass(leaf_of: Callable[..., Path], opened: str) -> None:
-    keys = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
+    def opened_keys() -> SampleKeys:
+        return SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
+
+    keys = opened_keys()
     passes = [[key for batch in keys.batches(3) for key in batch] for _ in range(2)]
     assert [sorted(key.address[1] for key in one) for one in passes] == [list(range(8))] * 2
     for delivered in range(9):
-        keys = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
+        keys, again = opened_keys(), opened_keys()
         if delivered:
             keys.take(delivered)
-        again = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
         again.load_state_dict(json.loads(json.dumps(keys.state_dict())))
         rest = [key for batch in again.batches(2) for key in batch]
         assert rest == (passes[0][delivered:] or passes[1])
@@ -199,15 +149,10 @@ def test_ray_s_actors_and_a_killed_driver(blend: str, tmp_path: Path, monkeypatc
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:  # the names of sockets have to be
         address = ray.init(num_cpus=2, include_dashboard=False, _temp_dir=short, log_to_driver=False).address_info
         try:
-            command = [
-                sys.executable,
-                str(Path(__file__).with_name("ray_driver.py")),
-                address["gcs_address"],
-                blend,
-                str(tmp_path),
-            ]
+            program = [sys.executable, str(Path(__file__).with_name("ray_driver.py"))]
+            given = [address["gcs_address"], blend, str(tmp_path)]
             ended = [
-                subprocess.run([*command, *map(str, numbers)], timeout=120).returncode
+                subprocess.run([*program, *given, *map(str, numbers)], timeout=120).returncode
                 for numbers in ((2, 8, 9, 3), (3, 6, 3), (1, 5, 2))  # workers, batch, steps, and the step of its death
             ]
         finally:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
-from tests.extras.frameworks.numbered_samples import expected, numbers_of, train_data, val_data
+from tests.extras.frameworks.framework_runs import expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
 

@@ -22,16 +22,19 @@ pytest.importorskip("transformers")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.errors import StateError, TopologyError, UsageError
+from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks import transformers as adapter
 from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, newest_checkpoint, use_loaders
-from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
-from tests.extras.frameworks.numbered_samples import (
+from tests.extras.frameworks.framework_runs import (
     SAMPLES,
     Model,
     expected,
+    log_line,
+    logged,
     micro_batches,
     numbers_of,
+    reached,
+    run_processes,
     train_data,
     val_data,
 )
@@ -85,10 +88,7 @@ def test_killed_on_two_processes_and_resumed_on_three(tmp_path: Path, leaf_of: L
     leaf, steps = leaf_of(SAMPLES, "hf"), {"gradient_accumulation_steps": 2}
     slow = partial(train, leaf, tmp_path, "killed", max_steps=10_000, workers=1, **steps)
 
-    def is_far() -> bool:
-        return any(line["step"] >= 9 for line in logged(tmp_path, "killed-0"))
-
-    run_processes(2, slow, tmp_path, kill_when=is_far)
+    run_processes(2, slow, tmp_path, kill_when=reached(tmp_path, "killed-0", 9))
     whole = tmp_path / "out" / "checkpoint-6"
     for number, (name, text) in enumerate([("trainer_state.json", '{"epo'), ("optimizer.pt", "PK"), (MARK, "")]):
         half = tmp_path / "out" / f"checkpoint-{990 + number}"  # what a kill leaves of a checkpoint
@@ -222,28 +222,25 @@ class Keeps(Prepares, Seen):
 
 
 def test_one_call_for_a_trainer_that_prepares_its_data(tmp_path: Path, leaf_of: Leaf) -> None:
-    leaf, config = leaf_of(SAMPLES, "hf"), ALONE
+    leaf = leaf_of(SAMPLES, "hf")
     rows = [{"number": 1.0, "labels": 1}]
     for kind in (Prepares, Keeps):
         trainer = kind(Model(), arguments_in(tmp_path, max_steps=4), train_dataset=rows, compute_metrics=metrics)
         trainer.seen_file = tmp_path / "one-0"
-        use_loaders(trainer, train=train_data(leaf, config), evaluation={"a": val_data(leaf, config), "b": rows})
+        use_loaders(trainer, train=train_data(leaf, ALONE), evaluation={"a": val_data(leaf, ALONE), "b": rows})
         trainer.train()
     assert isinstance(trainer, Keeps) and trainer.first == rows[0] and len(trainer.kept) == 13
     assert micro_batches(tmp_path, "one") == expected(leaf, 4)
     assert (tmp_path / "out" / "checkpoint-4" / "energon_lite_loader.json").exists()
     found = trainer.evaluate()
     assert found["eval_a_seen"] == list(range(SAMPLES)) and found["eval_b_seen"] == [1]
-    assert trainer.predict(val_data(leaf, config)).label_ids.tolist() == list(range(SAMPLES))
+    assert trainer.predict(val_data(leaf, ALONE)).label_ids.tolist() == list(range(SAMPLES))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, leaf_of: Leaf) -> None:
     leaf = leaf_of(SAMPLES, "hf")
     with pytest.raises(UsageError, match="batches have 2 samples, but the trainer assumes 3"):
         one_run(leaf, tmp_path, per_device_train_batch_size=3).train()
-    elsewhere = train_data(leaf, WorkerConfig(rank=1, world_size=2))
-    with pytest.raises(TopologyError, match="made for rank 1 of 2, and this process is rank 0 of 1"):
-        Seen(Model(), arguments_in(tmp_path), train_dataset=elsewhere).train()
     one_run(leaf, tmp_path, max_steps=2).train()
     os.remove(tmp_path / "out" / "checkpoint-2" / "energon_lite_loader.json")
     with pytest.raises(StateError, match=r"energon_lite_loader\.json"):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.ray import SampleKeys, fetch
 from energon_lite.extras.frameworks.verl import AddressDataset
-from tests.extras.frameworks.keyed_prompts import digest, write_blend
+from tests.extras.frameworks.keyed_prompts import PROMPTS, digest, write_blend
 
 FORK = multiprocessing.get_context("fork")
 
@@ -35,12 +35,12 @@ def data(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory)
         "val_files": str(leaf_of(8, "b")),
         "shuffle": False,
         "custom_cls": {"path": "pkg://energon_lite.extras.frameworks.verl", "name": "AddressDataset"},
-        "energon_lite": {"open": "tests.extras.frameworks.keyed_prompts:open_prompts"},
+        "energon_lite": {"open": PROMPTS},
     }
 
 
 def expected(data: dict[str, Any], count: int) -> list[str]:
-    keys = SampleKeys("tests.extras.frameworks.keyed_prompts:open_prompts", data["train_files"])
+    keys = SampleKeys(PROMPTS, data["train_files"])
     return [sample["__key__"] for sample in fetch(keys.take(count))]
 
 
