@@ -138,18 +138,6 @@ def test_killed_and_resumed_on_other_ranks(
     assert len(losses[-1]) == 2  # the newest checkpoint was that of iteration 4
 
 
-@pytest.mark.slow
-def test_losses_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
-    make, layout = fixed(leaf_of(31), Tokens()), Layout(dp=2, pp=2)
-    whole = run(make, folders(tmp_path / "whole", layout, "log"))
-    cut = tmp_path / "cut"
-    with pytest.raises(RankFailure):
-        run(make, folders(cut, layout, "first", die_at=5, dataloader_save=cut))
-    resumed = run(make, folders(cut, layout, "second", dataloader_save=cut))
-    assert whole[-1][4:] == resumed[-1]
-    assert len(set(whole[-1])) == 6
-
-
 def test_packs_go_on_on_other_ranks_from_the_saved_states(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
     make = fixed(leaf_of(31), Packs(), packing_buffer_size=6)
     data = {"dataloader_save": tmp_path / "data"}

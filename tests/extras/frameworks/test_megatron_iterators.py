@@ -67,13 +67,11 @@ def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callabl
 def test_validation_goes_on_where_the_count_says(world: int, leaf_of: Callable[..., Path]) -> None:
     """Of 9 samples on two ranks: 5 micro-batches, 3 steps a pass, the last of which one rank has nothing to do in."""
 
-    def iterator(rank: int, consumed: int) -> DataIterator:
+    def iterator(rank: int, consumed: int) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
         data = get_val_dataset(leaf_of(9), batch_size=2, worker_config=config)
-        found: DataIterator = data_iterators(
-            None, data, micro_batch_size=2, progress=SimpleNamespace(consumed_valid_samples=consumed)
-        )[1]
-        return found
+        run = SimpleNamespace(consumed_valid_samples=consumed)
+        return data_iterators(None, data, micro_batch_size=2, progress=run)[1]
 
     for rank in range(world):
         expected = keys(iterator(rank, 0), 14)
@@ -87,12 +85,11 @@ def test_batches_by_tokens_go_on_where_the_count_says(
 ) -> None:
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) * 37 % 60 + 1)
 
-    def iterator(rank: int, consumed: int, **options: Any) -> DataIterator:
+    def iterator(rank: int, consumed: int, **options: Any) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
         data = get_train_dataset(leaf_of(31), worker_config=config, batching=Greedy(Capacity(99)), **options)
         run = SimpleNamespace(step=3, consumed_train_samples=consumed)
-        found: DataIterator = data_iterators(data, micro_batch_size=1, progress=run)[0]
-        return found
+        return data_iterators(data, micro_batch_size=1, progress=run)[0]
 
     for options in ({}, {"repeat": False}):  # one stream without end; passes
         for rank in range(world):

@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_what_is_missing_is_said(data: dict[str, Any], monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="module")
-def loader_of(data: dict[str, Any]) -> Iterator[Callable[[int], Any]]:
+def loader_of(data: dict[str, Any]) -> Callable[[int], Any]:
     """``loader_of(batch_size)``: the training data as verl's trainers make it."""
     pytest.importorskip("verl", reason="needs verl 0.9, and the packages that its data path imports")
     warnings.filterwarnings("ignore", category=UserWarning, module="torchdata")
@@ -112,11 +112,10 @@ def loader_of(data: dict[str, Any]) -> Iterator[Callable[[int], Any]]:
     def make(batch_size: int) -> Any:
         dataset = create_rl_dataset(config.train_files, config, None, None, is_train=True)
         sampler = create_rl_sampler(config, dataset)
-        return StatefulDataLoader(
-            dataset, batch_size, num_workers=0, drop_last=True, collate_fn=collate_fn, sampler=sampler
-        )
+        options = {"num_workers": 0, "drop_last": True, "collate_fn": collate_fn, "sampler": sampler}
+        return StatefulDataLoader(dataset, batch_size, **options)
 
-    yield make
+    return make
 
 
 @pytest.mark.slow

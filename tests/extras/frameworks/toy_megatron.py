@@ -154,7 +154,7 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         chunks = make_model(groups, args.layout)
-        _load(args, groups, chunks)
+        _load(args)
         train, valid, _ = _data_iterators(provider, args, groups)
         do_valid = [valid is not None]
         dist.broadcast_object_list(do_valid, src=0)  # ranks without data take part
@@ -192,7 +192,7 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
                         schedule(valid, "valid")
                     args.consumed_valid_samples += args.global_batch_size
             if args.iteration % args.save_interval == 0:
-                _save(args, groups, chunks, train)
+                _save(args, groups, train)
         return args.losses
 
 
@@ -248,12 +248,10 @@ def _folder(args: Arguments, root: Path) -> Path:
     return root / f"iter_{args.iteration:07d}"
 
 
-def _save(args: Arguments, groups: Any, chunks: list[Any], train: Any) -> None:
+def _save(args: Arguments, groups: Any, train: Any) -> None:
     _save_dataloader_state(args, groups, train)
     folder = _folder(args, args.save)
     folder.mkdir(parents=True, exist_ok=True)
-    if groups.get_data_parallel_rank(with_context_parallel=True) == 0:
-        torch.save([chunk.state_dict() for chunk in chunks], folder / _weights(args, groups))
     counts = {name: getattr(args, name) for name in ("iteration", "consumed_train_samples", "consumed_valid_samples")}
     dist.barrier()
     if dist.get_rank() == 0:
@@ -277,24 +275,13 @@ def _save_dataloader_state(args: Arguments, groups: Any, train: Any) -> None:
     torch.save({"dataloader_state_dict": state}, path)
 
 
-def _weights(args: Arguments, groups: Any) -> str:
-    layout = args.layout
-    ranks = groups.get_tensor_model_parallel_rank(), groups.get_pipeline_model_parallel_rank()
-    return f"tp{layout.tp}-pp{layout.pp}-vp{layout.vp}-{ranks[0]}-{ranks[1]}.pt"
-
-
-def _load(args: Arguments, groups: Any, chunks: list[Any]) -> None:
-    """Weights only where the model is cut as it was saved: nothing here depends on them but the losses."""
+def _load(args: Arguments) -> None:
+    """The counts; weights begin anew, because no data depends on them."""
     tracker = args.save / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
         return
     args.iteration = int(tracker.read_text())
-    folder = _folder(args, args.save)
-    vars(args).update(json.loads((folder / "common.json").read_text()))
-    weights = folder / _weights(args, groups)
-    if weights.exists():
-        for chunk, state in zip(chunks, torch.load(weights, weights_only=False), strict=True):
-            chunk.load_state_dict(state)
+    vars(args).update(json.loads((_folder(args, args.save) / "common.json").read_text()))
 
 
 def seen(log: Path) -> list[SimpleNamespace]:

@@ -34,7 +34,7 @@ from energon_lite.trainer.conversion.from_huggingface import huggingface_to_nati
 from energon_lite.trainer.conversion.huggingface_folder import byte_tokenizer_files
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 from energon_lite.trainer.training.language_model import load_starting_weights
-from examples.toy_data import chat, write_lines, write_model, write_tokenizer
+from examples.toy_data import make_toy_data
 from tests.fork_server import run_program
 from tests.testing import examples, output_of
 from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config, save_run, write_words
@@ -105,12 +105,7 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     toy = tmp_path / "toy-data"
-    toy.mkdir()
-    write_lines(toy / "texts.jsonl", ({"text": str(chat(number))} for number in range(50)))
-    write_tokenizer(toy / "tokenizer", toy / "texts.jsonl")
-    write_model(toy / "llama", toy / "tokenizer")
-    for name, numbers in (("chats", range(40)), ("held_out", range(40, 50))):
-        write_lines(toy / f"{name}.jsonl", map(chat, numbers))
+    make_toy_data(toy, texts=12, chats=40, pictures=4)
     config = tmp_path / "examples/configs/finetune-chat.yaml"
     config.parent.mkdir(parents=True)
     config.write_bytes((EXAMPLES / "configs/finetune-chat.yaml").read_bytes())
@@ -140,9 +135,8 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     checkpoint = find_weights(run / "checkpoints")
     ours, own = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = prompt["input_ids"][0].tolist()
-    assert [token for piece, _ in own.chat([*question, {"role": "assistant", "content": ""}]) for token in piece][
-        : len(tokens)
-    ] == tokens
+    pieces = own.chat([*question, {"role": "assistant", "content": ""}])
+    assert [token for piece, _ in pieces for token in piece][: len(tokens)] == tokens
     (said,) = generate(ours, [tokens], max_new_tokens=12, eos=own.eos)
     assert said == answer.tolist() and len(said) > 2
     assert own.decode(said) == tokenizer.decode(answer, skip_special_tokens=True)

@@ -252,11 +252,6 @@ def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) ->
     assert "3 records -> 1 example with 3 tokens" in output_of(*words, "--text-field", "body", "--force-overwrite")
 
 
-def test_an_absent_rank_is_named(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"no result for 14 of 29 shards after 0.2 s[^(]*\(rank 1: tokens-000001.tar, "):
-        _make(chats, tokenizer_folder, tmp_path, ranks=Ranks(0, 2, timeout=0.2))
-
-
 def test_metadata_file_with_two_tasks(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("once upon a time")
     document = {

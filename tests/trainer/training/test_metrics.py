@@ -6,9 +6,9 @@ import json
 import logging
 import math
 import sys
-import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from weakref import WeakSet
 
 import pytest
@@ -74,39 +74,20 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1
 
 
-class FakeWandb(types.ModuleType):
-    """What is used of wandb, with what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
-        self.logged: list[tuple[int, dict[str, Any]]] = []
-        self.finished = 0
-
-    def init(self, **given: Any) -> FakeWandb:
-        self.begun.append(given)
-        return self
-
-    def log(self, values: dict[str, Any], *, step: int) -> None:
-        self.logged.append((step, values))
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
 def test_weights_and_biases_get_the_numbers_and_a_resumed_run_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    wandb = mock.Mock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     given = {"data": {"path": "blend.yaml"}, "output": str(tmp_path / "run"), "train": {"wandb": {"project": "words"}}}
     config = config_from_dict(given)
     for step in (1, 2):
         for sink in make_sinks(config, step - 1):
             sink.write(VALUES | {"step": step})
             sink.close()
-    assert fake.logged == [(1, VALUES), (2, VALUES)] and fake.finished == 2
-    first, second = fake.begun
+    run = wandb.init.return_value
+    assert run.log.call_args_list == [mock.call(VALUES, step=step) for step in (1, 2)] and run.finish.call_count == 2
+    first, second = (call.kwargs for call in wandb.init.call_args_list)
     assert first == second and first["project"] == "words" and first["resume"] == "allow" and len(first["id"]) == 8
     assert first["config"]["data"]["path"] == "blend.yaml" and first["dir"] == str(tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]

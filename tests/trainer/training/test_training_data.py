@@ -1,7 +1,8 @@
-"""Tokens, rows and batches."""
+"""Tokens, rows and batches, and where images stand in them."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,8 +10,20 @@ import torch
 
 from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.trainer import ByteTokenizer, MultimodalBatch, MultimodalTaskEncoder, resize_image
+from energon_lite.trainer import (
+    ByteTokenizer,
+    LlamaModel,
+    ModelConfig,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    RowsTaskEncoder,
+    VisionConfig,
+    build_mesh,
+    resize_image,
+)
+from energon_lite.trainer.models.vision import encode_images, place_tokens
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
@@ -108,15 +121,76 @@ def test_a_batch_may_be_empty() -> None:
         assert batch.__key__ == []
 
 
-def test_moving_a_batch_keeps_everything() -> None:
-    batch = encoder().batch([encoded(text("a"))])
-    assert torch.equal(batch.to(torch.device("cpu")).tokens, batch.tokens)
-    assert batch.to(torch.device("meta")).loss_mask.device.type == "meta" and batch.to(torch.device("cpu")) is not batch
-
-
 def test_images_are_brought_to_size() -> None:
     image = torch.rand(3, 8, 8)
     assert resize_image(image, 8) is image
     small = resize_image(image, 4)
     assert small.shape == (3, 4, 4) and small.min() >= 0 and small.max() <= 1
     torch.testing.assert_close(resize_image(torch.full((3, 5, 9), 0.25), 4), torch.full((3, 4, 4), 0.25))
+
+
+# -- images in the model ----------------------------------------------------------------------------------------------
+
+SHAPE = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8)
+SEES = dataclasses.replace(SHAPE, image_size=4, patch_size=2)
+
+
+class Pixels(torch.nn.Module):
+    """Each pixel is a token."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flatten(1)[..., None]
+
+
+def test_images_take_as_many_places_as_they_need_where_tokens_keep_them() -> None:
+    text = torch.tensor([[0.0, 0, 0, 0, 0, 0, 0], [21, 0, 0, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]])[..., None]
+    image = torch.arange(1.0, 17.0).view(4, 1, 2, 2)
+    sizes = [(1, 1), (2, 2), (1, 2), (1, 1)]
+    rows, starts = torch.tensor([0, 0, 1, 0]), torch.tensor([6, 1, 1, 0])
+    images = [one[:, :height, :width] for one, (height, width) in zip(image, sizes, strict=True)]
+    placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts).squeeze(-1)
+    assert placed.tolist() == [[13, 5, 6, 7, 8, 0, 1], [21, 9, 10, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]]
+
+
+@torch.no_grad()
+def test_without_sizes_images_fill_their_tensor() -> None:
+    vision = VisionConfig(hidden_size=8, num_layers=1, num_heads=2, ffn_size=12)
+    model = LlamaModel(dataclasses.replace(SEES, vision=vision, init_std=0.3, dtype="float64"), build_mesh())
+    tokens, first = torch.arange(6)[None], torch.tensor([0])
+    image = torch.rand(1, 3, 4, 4)
+    for height, width in ((2, 4), (4, 2)):
+        whole = model.all_logits(tokens, image[:, :, :height, :width], first, first)
+        padded = model.all_logits(tokens, image, first, first, [(height, width)])
+        torch.testing.assert_close(whole, padded, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_images_need_a_model_that_takes_them() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
+    with pytest.raises(UsageError, match="takes none"):
+        model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    ("row", "start", "size", "words"),
+    [
+        (0, 3, (4, 4), "positions 3 to 7 of row 0"),
+        (2, 0, (4, 4), "row 2"),
+        (0, 0, (1, 4), "1 x 4 pixels take positions"),
+    ],
+)
+def test_an_image_that_does_not_fit_into_its_row_is_refused(
+    row: int, start: int, size: tuple[int, int], words: str
+) -> None:
+    class Places(MultimodalTaskEncoder):
+        def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:
+            made = super().batch(samples)
+            rows, starts = torch.tensor([0, row]), torch.tensor([1, start])
+            images = {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), size]}
+            return dataclasses.replace(made, image_rows=rows, image_starts=starts, **images)
+
+    made = RowsTaskEncoder(Places(max_length=6, image_size=4, patch_size=2), SEES)
+    tokens = torch.arange(6)
+    sample = TokenSequence(**BASE, tokens=tokens, labels=tokens)
+    with pytest.raises(FatalSampleError, match=words):
+        made.encode_batch(made.batch([sample, sample]))
