@@ -1,8 +1,9 @@
-"""A tokenizer that one can follow by hand: each letter is a token, its number is that of its byte."""
+"""A tokenizer that one can follow by hand: each letter is a token, its number is that of its byte; and a file of chats."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def _byte_of(letter: str) -> int:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shifted = {256 + place: byte for place, byte in enumerate(b for b in range(256) if b not in printable)}
     return shifted.get(ord(letter), ord(letter))
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 prompts and responses of 3 to 22 tokens; two records are broken."""
+    path, draw = tmp_path_factory.mktemp("chats") / "chats.jsonl", random.Random(0)
+    lines = []
+    for number in range(200):
+        lines.append(json.dumps({"prompt": f"q{number}" * draw.randrange(4), "response": "a" * draw.randrange(1, 9)}))
+    lines[17] = "{broken"
+    lines[33] = json.dumps({"prompt": "no response"})
+    path.write_text("\n".join(lines))
+    return path

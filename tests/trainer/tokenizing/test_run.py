@@ -7,7 +7,6 @@ import io
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -32,19 +31,6 @@ from energon_lite.trainer.tokenizing.tasks import Task
 from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
 from tests.fork_server import ForkedProgram
 from tests.testing import ALONE, command, killed_at, killed_at_every_step, nightly_but, output_of, until
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    draw = random.Random(0)
-    lines = []
-    for number in range(200):
-        lines.append(json.dumps({"prompt": f"q{number}" * draw.randrange(4), "response": "a" * draw.randrange(1, 9)}))
-    lines[17] = "{broken"
-    lines[33] = json.dumps({"prompt": "no response"})
-    path.write_text("\n".join(lines))
-    return path
 
 
 @pytest.fixture(scope="module")

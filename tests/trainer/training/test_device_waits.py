@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from energon_lite.trainer import (
     CheckpointSaver,
     LlamaModel,
-    ModelConfig,
     MultimodalBatch,
     OptimizerConfig,
     OverlappedDistributedOptimizer,
@@ -28,10 +27,11 @@ from energon_lite.trainer import (
     evaluate,
 )
 from energon_lite.trainer.models import attention_functions
-from energon_lite.trainer.models.batch import document_lengths, on_device
+from energon_lite.trainer.models.batch import on_device
 from energon_lite.trainer.optimizer import overlapped_optimizer
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard
 from energon_lite.trainer.training.step import launch_step
+from tests.trainer.training.test_step import MODEL, text
 
 DEVICE = torch.device("meta")
 #: Operations whose result has a size that only the device knows.
@@ -91,27 +91,17 @@ class _Waits(TorchDispatchMode):
         return func(*args, **how)
 
 
-MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29)
 ENCODER = VisionConfig(hidden_size=8, num_layers=2, num_heads=2, ffn_size=12)
-LENGTH = 24
-
-
-def text(*, packed: bool = False) -> MultimodalBatch:
-    tokens = torch.arange(2 * (LENGTH + 1)).view(2, -1) % MODEL.vocab_size
-    documents = (torch.arange(LENGTH) // 5).expand(2, -1) if packed else None
-    lengths = None if documents is None else document_lengths(documents)
-    masks = {"loss_mask": torch.ones(2, LENGTH), "documents": documents, "document_lengths": lengths}
-    return MultimodalBatch(tokens=tokens[:, :-1], labels=tokens[:, 1:], counted=2.0 * LENGTH, **masks)
 
 
 def images(*sizes: tuple[int, int], packed: bool = False) -> MultimodalBatch:
     """Rows with images of these sizes, the first at the begin of its row."""
     places = {"image_rows": torch.arange(len(sizes)) % 2, "image_starts": torch.arange(len(sizes)) // 2 * 5}
     image = torch.ones(len(sizes), 3, 8, 8)
-    return dataclasses.replace(text(packed=packed), image=image, image_sizes=[*sizes], **places)
+    return dataclasses.replace(text(length=24, packed=packed), image=image, image_sizes=[*sizes], **places)
 
 
-PLAIN, PACKED = text(), text(packed=True)
+PLAIN, PACKED = text(length=24), text(length=24, packed=True)
 EQUAL, UNEQUAL = images((8, 8), (8, 8)), images((8, 8), (4, 8), (8, 4), packed=True)
 SEES = {"image_size": 8, "patch_size": 4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[MultimodalBatch]]] = {
