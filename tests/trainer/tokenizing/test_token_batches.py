@@ -20,7 +20,7 @@ CAPACITY = 32
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory, chats: Path, tokenizer_folder: Path) -> Path:
+def tokenized(tmp_path_factory: pytest.TempPathFactory, chats: Path, tokenizer_folder: Path) -> Path:
     """The chats, tokenised, in shards of 20."""
     folder = tmp_path_factory.mktemp("tokens")
     words = ["--records-per-shard", 20, "--num-workers", 1, "--split-ratio", "8,1,1"]
@@ -39,28 +39,28 @@ def loader_of(path: Path, batching: Any, **more: Any) -> Any:
     return get_savable_loader(get_train_dataset(path, batch_size=None, batching=batching, **arguments))
 
 
-def test_the_column_has_the_length_of_each_sample_and_a_plan_reads_it(tokens: Path) -> None:
+def test_the_column_has_the_length_of_each_sample_and_a_plan_reads_it(tokenized: Path) -> None:
     for part in ("train", "val", "test"):
-        column = column_of(tokens, part)[:]
-        samples = get_val_dataset(tokens, split_part=part, batch_size=None, worker_config=ALONE)
+        column = column_of(tokenized, part)[:]
+        samples = get_val_dataset(tokenized, split_part=part, batch_size=None, worker_config=ALONE)
         found = [len(sample["tokens.npy"]) for sample in get_loader(samples)]
         assert found == column.tolist() and len(found) > 0
-    column = column_of(tokens, "train")[:]
-    said = output_of("plan", chats, "--capacity", CAPACITY)
+    column = column_of(tokenized, "train")[:]
+    said = output_of("plan", tokenized, "--capacity", CAPACITY)
     assert f"{len(column)} samples, {int(column.sum()):,} tokens" in said
 
 
-def test_packed_batches_from_a_file_of_settings(tokens: Path, tmp_path: Path) -> None:
+def test_packed_batches_from_a_file_of_settings(tokenized: Path, tmp_path: Path) -> None:
     """An epoch of two ranks: every token once, no batch above the capacity, labels and masks as stored."""
     (tmp_path / "batching.yaml").write_text(f"strategy: best_fit\ncapacity: {CAPACITY}\n")
     stored = {
         sample["__key__"]: sample
-        for sample in get_loader(get_val_dataset(tokens, split_part="train", batch_size=None, worker_config=ALONE))
+        for sample in get_loader(get_val_dataset(tokenized, split_part="train", batch_size=None, worker_config=ALONE))
     }
     seen: list[str] = []
     for rank in range(2):
         config = WorkerConfig(rank=rank, world_size=2, num_workers=0)
-        for batch in loader_of(tokens, tmp_path / "batching.yaml", repeat=False, worker_config=config):
+        for batch in loader_of(tokenized, tmp_path / "batching.yaml", repeat=False, worker_config=config):
             assert isinstance(batch, PackedBatch) and batch.num_tokens <= CAPACITY
             for key, first, last in zip(batch.__key__, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
                 tokens, mask = stored[key]["tokens.npy"].tolist(), stored[key]["mask.npy"].tolist()
@@ -71,10 +71,10 @@ def test_packed_batches_from_a_file_of_settings(tokens: Path, tmp_path: Path) ->
     assert sorted(seen) == sorted(stored)
 
 
-def test_padded_batches(tokens: Path) -> None:
+def test_padded_batches(tokenized: Path) -> None:
     document = {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4}
     padded = TokenizedTaskEncoder(packed=False, pad=7, multiple=4)
-    batches = take(loader_of(tokens, document, task_encoder=padded), 9)
+    batches = take(loader_of(tokenized, document, task_encoder=padded), 9)
     assert all(isinstance(batch, PaddedBatch) and batch.tokens.shape[1] % 4 == 0 for batch in batches)
 
 
@@ -88,25 +88,25 @@ def test_padded_batches(tokens: Path) -> None:
     ],
     ids=lambda document: document["strategy"],
 )
-def test_the_plan_counts_the_positions_of_rows(tokens: Path, document: dict[str, Any]) -> None:
+def test_the_plan_counts_the_positions_of_rows(tokenized: Path, document: dict[str, Any]) -> None:
     """A sample of n tokens has n - 1 positions with labels: those are planned, and each is in one batch."""
-    loader = loader_of(tokens, document, repeat=False)
+    loader = loader_of(tokenized, document, repeat=False)
     plan = loader.dataset.plan
     chunks = [plan.make(0, number) for number in range(plan.count(0))]
     planned = [int(tokens) for chunk in chunks for tokens in chunk.batches.tokens()]
     assert [batch.num_tokens for batch in loader] == planned
-    rows = column_of(tokens, "train")[:] - 1
+    rows = column_of(tokenized, "train")[:] - 1
     kept = rows[rows <= 20] if document.get("oversize") == "drop" else rows
     assert sum(planned) == int(kept.sum())
     stats = loader.stats()
     assert stats["failed"] == stats["skipped"] == 0
 
 
-def test_rows_that_were_measured_are_planned_as_they_are(tokens: Path, tmp_path: Path) -> None:
-    data = shutil.copytree(tokens, tmp_path / "data")
+def test_rows_that_were_measured_are_planned_as_they_are(tokenized: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(tokenized, tmp_path / "data")
     encoder = "energon_lite.trainer.data.task_encoder:TokenizedTaskEncoder"
     output_of("measure", data, "--task-encoder", encoder, "--num-workers", 1)
-    assert (column_of(data, "train")[:] == column_of(tokens, "train")[:] - 1).all()
+    assert (column_of(data, "train")[:] == column_of(tokenized, "train")[:] - 1).all()
     loader = loader_of(data, {"strategy": "concat_split", "tokens": 16}, repeat=False)
     assert sum(batch.num_tokens for batch in loader) == int(column_of(data, "train")[:].sum())
     assert loader.stats()["failed"] == 0
