@@ -1,4 +1,4 @@
-"""A tokenizer that one can follow by hand, whose tokens are letters, by the numbers of their bytes; and a file of chats."""
+"""A tokenizer that one can follow by hand: each letter is a token, by the number of its byte; and a file of chats."""
 
 from __future__ import annotations
 
