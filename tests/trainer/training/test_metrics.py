@@ -27,29 +27,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_floats_keep_all_their_digits(tmp_path: Path) -> None:
-    with MetricsFile(tmp_path / "out" / "metrics.jsonl", after=0) as metrics:
-        metrics.write({"step": 1, "loss": math.pi})
-        metrics.write({"step": 2, "loss": math.inf, "grad_norm": math.nan})
-        # On disk before the file is closed: a killed run keeps its lines.
-        assert lines(tmp_path / "out" / "metrics.jsonl") == [
-            {"step": 1, "loss": math.pi},
-            {"step": 2, "loss": None, "grad_norm": None},
-        ]
-
-
-def test_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_floats_keep_all_their_digits_and_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "metrics.jsonl"
+    values = [{"step": 1, "loss": math.pi}, {"step": 2, "loss": math.inf, "grad_norm": math.nan}, {"step": 3}]
     with MetricsFile(path, after=0) as metrics:
-        for step in range(1, 6):
-            metrics.write({"step": step})
+        for line in values:
+            metrics.write(line)
+        # On disk before the file is closed: a killed run keeps its lines.
+        assert lines(path) == [values[0], {"step": 2, "loss": None, "grad_norm": None}, values[2]]
     with open(path, "a") as stream:
-        stream.write('{"step": 6, "lo')
-    with MetricsFile(path, after=3) as metrics:
-        assert [line["step"] for line in lines(path)] == [1, 2, 3]
-        metrics.write({"step": 4})
-    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
-    assert list(tmp_path.iterdir()) == [path]
+        stream.write('{"step": 4, "lo')
+    with MetricsFile(path, after=2) as metrics:
+        assert [line["step"] for line in lines(path)] == [1, 2]
+        metrics.write({"step": 3})
+    assert [line["step"] for line in lines(path)] == [1, 2, 3]
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_progress_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:

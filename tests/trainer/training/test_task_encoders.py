@@ -234,6 +234,13 @@ def batch_of(**changes: Any) -> MultimodalBatch:
     return dataclasses.replace(rows_of(pad_sequences([sequence(1, 2), sequence(3)], pad=0)), **changes)
 
 
+def with_image(row: int, start: int, size: tuple[int, int]) -> MultimodalBatch:
+    """Two rows of six places with an image in the first, and another one."""
+    images = {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), size]}
+    places = {"image_rows": torch.tensor([0, row]), "image_starts": torch.tensor([1, start])}
+    return dataclasses.replace(rows_of(pad_sequences([sequence(*range(6))] * 2, pad=0)), **images, **places)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -247,6 +254,9 @@ def batch_of(**changes: Any) -> MultimodalBatch:
             dataclasses.replace(pack_sequences([sequence(1, 2)], pad=0), position_ids=torch.tensor([[0, 5]])),
             "position_ids do not count up",
         ),
+        (with_image(0, 3, (4, 4)), "made image 1 of 4 x 4 pixels take positions 3 to 7 of row 0"),
+        (with_image(2, 0, (4, 4)), "row 2"),
+        (with_image(0, 0, (1, 4)), "1 x 4 pixels take positions"),
     ],
 )
 def test_a_batch_that_is_none_ends_the_run_and_names_the_class(made: Any, said: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
-from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.errors import UsageError
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer import (
     ByteTokenizer,
@@ -18,7 +18,6 @@ from energon_lite.trainer import (
     ModelConfig,
     MultimodalBatch,
     MultimodalTaskEncoder,
-    RowsTaskEncoder,
     VisionConfig,
     build_mesh,
     resize_image,
@@ -169,28 +168,3 @@ def test_images_need_a_model_that_takes_them() -> None:
     model = LlamaModel(SHAPE, build_mesh())
     with pytest.raises(UsageError, match="takes none"):
         model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))
-
-
-@pytest.mark.parametrize(
-    ("row", "start", "size", "words"),
-    [
-        (0, 3, (4, 4), "positions 3 to 7 of row 0"),
-        (2, 0, (4, 4), "row 2"),
-        (0, 0, (1, 4), "1 x 4 pixels take positions"),
-    ],
-)
-def test_an_image_that_does_not_fit_into_its_row_is_refused(
-    row: int, start: int, size: tuple[int, int], words: str
-) -> None:
-    class Places(MultimodalTaskEncoder):
-        def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:
-            made = super().batch(samples)
-            rows, starts = torch.tensor([0, row]), torch.tensor([1, start])
-            images = {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), size]}
-            return dataclasses.replace(made, image_rows=rows, image_starts=starts, **images)
-
-    made = RowsTaskEncoder(Places(max_length=6, image_size=4, patch_size=2), SEES)
-    tokens = torch.arange(6)
-    sample = TokenSequence(**BASE, tokens=tokens, labels=tokens)
-    with pytest.raises(FatalSampleError, match=words):
-        made.encode_batch(made.batch([sample, sample]))
