@@ -107,40 +107,36 @@ IMAGE = 100
 PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
-def make_encoder(kind: str, seed: int = 0, **changes: Any) -> Any:
+def make_encoder(kind: str) -> Any:
     """A random ``SiglipVisionModel`` or ``CLIPVisionModel``."""
-    from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
+    from transformers import AutoConfig, AutoModel
 
-    classes = {"siglip": (SiglipVisionModel, SiglipVisionConfig), "clip": (CLIPVisionModel, CLIPVisionConfig)}
-    model, config = classes[kind]
-    torch.manual_seed(seed)
-    return _at_random(model(config(**(VISION | changes))))
+    torch.manual_seed(0)
+    return _at_random(AutoModel.from_config(AutoConfig.for_model(f"{kind}_vision_model", **VISION)))
 
 
-def make_llava(kind: str, language: str = "llama", seed: int = 0, **changes: Any) -> Any:
+def make_llava(kind: str, language: str = "llama", **changes: Any) -> Any:
     """A random ``LlavaForConditionalGeneration``, with features as LLaVA takes them of such an encoder."""
-    import transformers
+    from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "mistral": "MistralConfig"}
     text = {
         **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
         "vocab_size": changes.pop("vocab_size", 101),
         "tie_word_embeddings": changes.pop("tie_word_embeddings", False),
     }
-    vision = transformers.CLIPVisionConfig if kind == "clip" else transformers.SiglipVisionConfig
     taken = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
     if kind == "siglip":
         taken = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
-    torch.manual_seed(seed)
-    config = transformers.LlavaConfig(
-        vision_config=vision(**VISION),
-        text_config=getattr(transformers, classes[language])(**text),
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        vision_config=AutoConfig.for_model(f"{kind}_vision_model", **VISION),
+        text_config=AutoConfig.for_model(language, **text),
         image_token_index=IMAGE,
         image_seq_length=9,
         **(taken | changes),
     )
-    return _at_random(transformers.LlavaForConditionalGeneration(config))
+    return _at_random(LlavaForConditionalGeneration(config))
 
 
 def _at_random(model: Any) -> Any:

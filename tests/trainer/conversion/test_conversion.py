@@ -39,12 +39,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_same_logits_and_the_same_files_again(tmp_path: Path, save_model: SaveModel, name: str) -> None:
+def test_same_logits_and_the_same_files_again(
+    tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     changes = CONFIGS[name]
     theirs = save_model(shard="20KB", seed=1, **changes)
     assert len(list(theirs.glob("*.safetensors"))) > 1
-    # Boxes smaller than most tensors, so that these are cut.
-    model = load_model(huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000))
+    # Boxes smaller than most tensors, so that these are cut; and files of a few of them.
+    monkeypatch.setattr(tensors, "FILE_BYTES", 9000)
+    place = huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000)
+    sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
+    assert len(sizes) > 5 and max(sizes) < 20_000
+    with CheckpointReader(place) as saved:
+        assert len(saved.boxes("model.embed_tokens.weight")) > 4
+    model = load_model(place)
     tokens = torch.randint(model.config.vocab_size, (3, 50), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = make_model(1, **changes)(tokens).logits
@@ -126,42 +134,16 @@ def test_another_library_reads_a_configuration_of_ours(
         assert torch.equal(model(tokens).logits, wanted)
 
 
-def test_files_of_a_checkpoint_end_at_a_size(
-    tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensors, "FILE_BYTES", 9000)
-    place = huggingface_to_native(save_model(), tmp_path / "native", read_bytes=4096)
-    sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
-    assert len(sizes) > 5 and max(sizes) < 20_000
-    native_to_huggingface(place, tmp_path / "back")
-    assert files_of(tmp_path / "back") == files_of(tmp_path / "hf")
-    with CheckpointReader(place) as saved:
-        assert len(saved.boxes("model.embed_tokens.weight")) == 4
+FILE = "model.safetensors"
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / FILE)
     change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / FILE, metadata={"format": "pt"})
 
 
 NORM, DOWN, HEAD = "model.norm.weight", "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda tensors: [tensors.pop(name) for name in (NORM, DOWN)], f"2 tensors are missing: {DOWN}, {NORM}"),
-        (lambda tensors: tensors.update(extra=torch.ones(2)), "1 tensor is not part of the model: extra"),
-        (lambda tensors: tensors.update({DOWN: torch.ones(48, 32)}), r"down_proj.weight is \[48, 32\] instead of"),
-    ],
-)
-def test_other_tensors_are_named(tmp_path: Path, save_model: SaveModel, change: Any, words: str) -> None:
-    folder = save_model()
-    rewrite(folder, change)
-    with pytest.raises(StateMismatchError, match=words):
-        huggingface_to_native(folder, tmp_path / "native")
-    assert not (tmp_path / "native").exists()
 
 
 def test_a_head_beside_tied_embeddings(tmp_path: Path, save_model: SaveModel) -> None:
@@ -193,11 +175,6 @@ def test_a_list_of_files_leads_nowhere_else(tmp_path: Path, save_model: SaveMode
         native_to_huggingface(tmp_path / "native", tmp_path / "back")
 
 
-def rename(folder: Path, name: str) -> None:
-    for file in folder.glob("model*"):
-        file.rename(folder / name)
-
-
 def misplace(folder: Path) -> None:
     """A tensor is not where the index says."""
     path = folder / "model.safetensors.index.json"
@@ -215,22 +192,42 @@ def repeat(folder: Path) -> None:
 
 #: Faults of a folder, and what is said of each.
 FAULTS: dict[str, tuple[Callable[[Path], object], type[EnergonLiteError], str]] = {
-    "bin": (lambda folder: rename(folder, "pytorch_model.bin"), UsageError, r"only pytorch_model\.bin"),
-    "nothing": (lambda folder: rename(folder, "other"), UsageError, r"neither model\.safetensors nor"),
+    "bin": (
+        lambda folder: (folder / FILE).rename(folder / "pytorch_model.bin"),
+        UsageError,
+        r"only pytorch_model\.bin",
+    ),
+    "nothing": (lambda folder: (folder / FILE).rename(folder / "other"), UsageError, r"neither model\.safetensors nor"),
     "index": (misplace, StateError, f"the index has {NORM} in"),
     "twice": (repeat, StateError, r"it is in model-00001-of-\d+.safetensors and model-00002-of-\d+.safetensors"),
     "config": (lambda folder: (folder / "config.json").write_text("{"), ConfigError, "not valid JSON"),
     "bias": (lambda folder: change_config(folder, attention_bias=True), ConfigError, "attention_bias is set"),
+    "missing": (
+        lambda folder: rewrite(folder, lambda tensors: [tensors.pop(name) for name in (NORM, DOWN)]),
+        StateMismatchError,
+        f"2 tensors are missing: {DOWN}, {NORM}",
+    ),
+    "unknown": (
+        lambda folder: rewrite(folder, lambda tensors: tensors.update(extra=torch.ones(2))),
+        StateMismatchError,
+        "1 tensor is not part of the model: extra",
+    ),
+    "turned": (
+        lambda folder: rewrite(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 32)})),
+        StateMismatchError,
+        r"down_proj.weight is \[48, 32\] instead of",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_is_no_model(tmp_path: Path, save_model: SaveModel, fault: str) -> None:
     spoil, kind, words = FAULTS[fault]
-    folder = save_model(shard="20KB")
+    folder = save_model(shard="20KB" if fault in ("index", "twice") else "10GB")
     spoil(folder)
     with pytest.raises(kind, match=words):
         huggingface_to_native(folder, tmp_path / "native")
+    assert not (tmp_path / "native").exists()
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, save_model: SaveModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,23 +83,20 @@ def test_a_file_that_lacks_something_is_not_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "header", "gap", "empty"])
+GAP = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-1],
+    "longer": lambda content: content + b"x",
+    "header": lambda content: content[:8] + b"x" + content[9:],
+    "gap": lambda _: len(GAP).to_bytes(8, "little") + GAP + bytes(8),
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_broken_file_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(8), "y": torch.ones(3)}, path)
-    content = path.read_bytes()
-    if damage == "gap":
-        header = {"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}
-        text = json.dumps(header).encode()
-        content = len(text).to_bytes(8, "little") + text + bytes(8)
-    path.write_bytes(
-        {
-            "cut": content[:-1],
-            "longer": content + b"x",
-            "header": content[:8] + b"x" + content[9:],
-            "gap": content,
-            "empty": b"",
-        }[damage]
-    )
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with pytest.raises(StateError, match="not a whole safetensors file"):
         SafetensorsFile(path)
