@@ -59,8 +59,8 @@ def fixed(leaf: Path, encoder: TaskEncoder, **options: Any) -> Data:
     return make
 
 
-def run(make: Data, args: Arguments, **roles: Any) -> list[list[float]]:
-    """``pretrain`` on the ranks of the layout; the losses of each."""
+def run(make: Data, args: Arguments, **roles: Any) -> None:
+    """``pretrain`` on the ranks of the layout."""
 
     def provider(samples: Sequence[int], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
         config = worker_config(num_workers=args.num_workers, seed_offset=3, **roles)
@@ -70,7 +70,7 @@ def run(make: Data, args: Arguments, **roles: Any) -> list[list[float]]:
         )
 
     provider.is_distributed = True  # type: ignore[attr-defined]
-    return run_ranks(args.layout.world, lambda rank: pretrain(provider, args), 120, folder=args.log)
+    run_ranks(args.layout.world, lambda rank: pretrain(provider, args), 120, folder=args.log)
 
 
 def expected(make: Data, args: Arguments, count: int) -> list[list[str]]:
@@ -133,9 +133,8 @@ def test_killed_and_resumed_on_other_ranks(
     check(first, reference, range(5))
 
     second = folders(tmp_path, after, "second", **data)
-    losses = run(make, second, **({"last_stage_fields": ["labels"]} if after.vp > 1 else {}))
-    check(second, reference, range(4, 6))
-    assert len(losses[-1]) == 2  # the newest checkpoint was that of iteration 4
+    run(make, second, **({"last_stage_fields": ["labels"]} if after.vp > 1 else {}))
+    check(second, reference, range(4, 6))  # the newest checkpoint was that of iteration 4
 
 
 def test_packs_go_on_on_other_ranks_from_the_saved_states(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +57,6 @@ class Arguments:
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0
-    losses: list[float] = field(default_factory=list)
 
     @property
     def micro_batches(self) -> int:
@@ -148,8 +147,8 @@ class _Values(torch.nn.Module):
         return value.flatten(2)
 
 
-def pretrain(provider: Provider, args: Arguments) -> list[float]:
-    """Train to ``args.train_iters``, from the newest checkpoint in ``args.save``; returns the losses."""
+def pretrain(provider: Provider, args: Arguments) -> None:
+    """Train to ``args.train_iters``, from the newest checkpoint in ``args.save``."""
     with on_cpu(args.layout) as groups:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -161,8 +160,8 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
         optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.5)
         run = get_forward_backward_func()
 
-        def schedule(iterator: Any, kind: str) -> list[Any]:
-            found: list[Any] = run(
+        def schedule(iterator: Any, kind: str) -> None:
+            run(
                 forward_step_func=lambda own, chunk: forward_step(own, chunk, groups, args, kind),
                 data_iterator=iterator,
                 model=chunks if args.layout.vp > 1 else chunks[0],
@@ -171,19 +170,17 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
                 micro_batch_size=args.micro_batch_size,
                 forward_only=kind != "train",
             )
-            return found
 
         while args.iteration < args.train_iters:
             if args.iteration == args.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
-            losses = schedule(train, "train")
+            schedule(train, "train")
             group = groups.get_data_parallel_group(with_context_parallel=True)
             for parameter in (p for chunk in chunks for p in chunk.parameters() if p.grad is not None):
                 dist.all_reduce(parameter.grad, group=group)
                 parameter.grad /= group.size() * args.micro_batches
             optimizer.step()
-            args.losses += [float(sum(one["loss"] for one in losses))] if losses else []
             args.iteration += 1
             args.consumed_train_samples += args.global_batch_size
             if args.iteration % args.eval_interval == 0 and do_valid[0]:
@@ -193,7 +190,6 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
                     args.consumed_valid_samples += args.global_batch_size
             if args.iteration % args.save_interval == 0:
                 _save(args, groups, train)
-        return args.losses
 
 
 def forward_step(iterator: Any, chunk: Any, groups: Any, args: Arguments, kind: str) -> tuple[Any, Any]:
