@@ -30,6 +30,7 @@ from energon_lite.trainer.conversion.from_huggingface import huggingface_to_nati
 from energon_lite.trainer.conversion.tensor_names import native_name
 from energon_lite.trainer.models.config import model_config_of
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+from energon_lite.trainer.training.language_model import load_starting_weights
 from tests.testing import write_dataset
 from tests.trainer.conversion.small_models import (
     IMAGE,
@@ -61,7 +62,7 @@ SHAPE = {"num_key_value_heads": 2, "vocab_size": 101}
 def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
     run_ranks: RunRanks, tmp_path: Path, world: int, sizes: dict[str, int], model: dict[str, Any]
 ) -> None:
-    """Whatever way the run computed in; an image encoder is cut as the language model is, or whole on each rank."""
+    """Whatever way the run computed in; from the folder itself, too. An image encoder is cut as the rest is, or whole."""
     images, folder = model["kind"] == "siglip", tmp_path / "hf"
     wanted = make_llava(**model) if images else make_model(**SHAPE | {"rope_parameters": SCALING} | model)
     wanted.save_pretrained(folder, max_shard_size="20KB")
@@ -77,6 +78,9 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
             values["vision"]["tp"] = 1 if values["tie_embeddings"] else None
         model = LlamaModel(model_config_of(state["config"]), mesh, seed=9)
         load_weights(tmp_path / "native", model, mesh)
+        straight = LlamaModel(model.config, mesh, seed=8)
+        load_starting_weights(str(folder), straight)
+        assert all(map(torch.equal, straight.parameters(), model.parameters())), "of the folder as it is"
         # Buckets that end inside of rows, so that optimizers' slices do.
         optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700))
         save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, state)

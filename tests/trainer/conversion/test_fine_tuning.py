@@ -14,26 +14,18 @@ from hypothesis import strategies as st
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer import (
     ByteTokenizer,
-    LlamaModel,
-    OptimizerConfig,
-    OverlappedDistributedOptimizer,
     Trainer,
     adopt_norm,
-    build_mesh,
-    config_from_dict,
     find_weights,
     generate,
     load_config,
     load_model,
     load_tokenizer,
-    load_weights,
     register_norm,
 )
 from energon_lite.trainer.conversion.export import native_to_huggingface
-from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.huggingface_folder import byte_tokenizer_files
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
-from energon_lite.trainer.training.language_model import load_starting_weights
 from examples.toy_data import make_toy_data
 from tests.fork_server import run_program
 from tests.testing import examples, output_of
@@ -41,39 +33,6 @@ from tests.trainer.conversion.small_models import SCALING, SaveModel, change_con
 from tests.trainer.parallel.rank_processes import RunRanks
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-@pytest.mark.parametrize(
-    ("world", "sizes", "shape"),
-    [
-        (1, {}, {"num_key_value_heads": 2}),
-        (2, {"tp": 2}, {"num_key_value_heads": 2, "rope_parameters": SCALING}),
-        (2, {"pp": 2}, {"tie_word_embeddings": True}),
-        (4, {"tp": 2}, {"tie_word_embeddings": True, "vocab_size": 100}),
-    ],
-    ids=str,
-)
-def test_each_layout_reads_a_folder_as_it_reads_the_converted_checkpoint(
-    run_ranks: RunRanks, save_model: SaveModel, tmp_path: Path, world: int, sizes: dict[str, int], shape: dict[str, Any]
-) -> None:
-    folder = save_model(shard="20KB", **shape)
-    huggingface_to_native(folder, tmp_path / "native")
-    data, init = {"path": "x", "tokenizer": None}, {"init_from": str(folder)}
-    config = config_from_dict({"data": data, "model": {"preset": "init_from"}, "train": init})
-
-    def wrong(rank: int) -> list[str]:
-        mesh, found = build_mesh(**sizes), []
-        models = [LlamaModel(config.model, mesh, seed=seed) for seed in (1, 2)]
-        load_starting_weights(str(folder), models[0])
-        load_weights(tmp_path / "native", models[1], mesh)
-        optimizers = [OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700)) for model in models]
-        theirs = dict(models[1].named_parameters())
-        found += [name for name, p in models[0].named_parameters() if not torch.equal(p, theirs[name])]
-        for one, other in zip(optimizers[0].shards(), optimizers[1].shards(), strict=True):
-            found += [one.name for kind, values in one.tensors.items() if not torch.equal(values, other.tensors[kind])]
-        return found
-
-    assert run_ranks(world, wrong) == [[]] * world
 
 
 def test_a_folder_gives_shape_and_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ EXAMPLES: list[tuple[Task, dict[str, Any], list[int], list[int] | None]] = [
     (PAIR, {"instruction": "a", "input": "b", "output": "c"}, [BEGIN, 97, 10, 98, 99, END], [0, 0, 0, 0, 1, 1]),
     (PAIR, {"instruction": "a", "input": "", "output": "c"}, [BEGIN, 97, 99, END], [0, 0, 1, 1]),
     (Task(kind="pt"), {"content": "hé"}, [BEGIN, 104, 0xC3, 0xA9, END], None),
+    (
+        Task(messages="m"),
+        {"m": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]},
+        [*b"<user>q", END, *b"<assistant>yes", END],
+        [0] * 19 + [1] * 4,
+    ),
+    # The assistant may begin.
+    (Task(messages="m"), {"m": [{"role": "assistant", "content": "x"}]}, [*b"<assistant>x", END], [1] * 13),
 ]
 
 
@@ -138,28 +146,6 @@ def test_a_record_is_its_tokens_and_what_of_them_counts(
 ) -> None:
     (outcome,) = examples_of([record], task, tokenizer)
     assert _plain(outcome) == [(tokens, mask)]
-
-
-def test_a_conversation_counts_what_the_assistant_says(tokenizer: HuggingFaceTokenizer) -> None:
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": "r"},
-        {"role": "assistant", "content": "no"},
-        {"role": "user", "content": "?"},
-    ]
-    (outcome,) = examples_of([{"m": messages}], Task(messages="m"), tokenizer)
-    (example,) = outcome.examples
-    whole = "<system>S</s><user>q</s><assistant>yes</s><user>r</s><assistant>no</s><user>?</s>"
-    assert example.tokens.tolist() == tokenizer.encode_texts([whole])[0]
-    counted = example.tokens[example.mask == 1].tolist()
-    assert counted == [*b"yes", END, *b"no", END]
-
-
-def test_the_assistant_may_begin(tokenizer: HuggingFaceTokenizer) -> None:
-    (outcome,) = examples_of([{"m": [{"role": "assistant", "content": "x"}]}], Task(messages="m"), tokenizer)
-    assert outcome.examples[0].mask.all()
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.integers(2, 12))

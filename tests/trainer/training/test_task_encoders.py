@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -193,16 +194,25 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2)), max_size=4
 @settings(max_examples=examples(60))
 @given(shapes=SEQUENCES, data=st.data())
 def test_padded_and_packed_batches_become_the_same_rows(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
-    sequences = []
+    """With images anywhere, of one size or of several: those fill the upper left of what the largest needs."""
+    sequences, pictures = [], list[torch.Tensor]()
     for length, images in shapes:
         tokens = torch.tensor(data.draw(st.lists(st.integers(0, 9), min_size=length, max_size=length)))
         starts = data.draw(st.lists(st.integers(0, length - 1), min_size=images, max_size=images))
-        media = {"image": torch.rand(images, 3, 4, 4), "image_starts": torch.tensor(starts)} if images else None
+        shown = [torch.rand(3, *data.draw(st.sampled_from([(4, 4), (2, 4), (4, 2)]))) for _ in range(images)]
+        media = {"image": shown, "image_starts": torch.tensor(starts)} if images else None
         sequences.append(TokenSequence(**BASE, tokens=tokens, labels=tokens, media=media))
+        pictures += shown
     padded = rows_of(pad_sequences(sequences, pad=9, multiple=2), image_size=4)
     packed = rows_of(pack_sequences(sequences, pad=9, multiple=5), image_size=4)
     assert packed.documents is not None and padded.documents is None
-    assert torch.equal(padded.image, packed.image) and padded.image.shape[1:] == (3, 4, 4)
+    assert torch.equal(padded.image, packed.image) and len(padded.image) == len(pictures)
+    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    assert padded.image_sizes == packed.image_sizes == (sizes if len({*sizes}) > 1 else None)
+    most = tuple(max(sides) for sides in zip(*sizes, strict=True)) if sizes else (4, 4)
+    assert padded.image.shape[1:] == (3, *most)
+    for image, picture, (height, width) in zip(padded.image, pictures, sizes, strict=True):
+        assert torch.equal(image, F.pad(picture, (0, most[1] - width, 0, most[0] - height)))
     for number, sequence in enumerate(sequences):
         length = len(sequence.tokens)
         assert torch.equal(padded.tokens[number, :length], sequence.tokens)

@@ -86,24 +86,6 @@ def test_rows_have_the_next_tokens_as_labels_and_are_cut_and_padded_at_the_end()
     assert batch.loss_mask.dtype == batch.image.dtype == torch.float32
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_row_may_have_any_images_anywhere(packed: bool) -> None:
-    def sample(length: int, starts: list[int], *shapes: tuple[int, int]) -> TokenSequence:
-        images = [torch.full((3, *shape), 0.5) for shape in shapes]
-        media = {"image": images, "image_starts": torch.tensor(starts)} if shapes else None
-        tokens = torch.arange(length)
-        return TokenSequence(**BASE, tokens=tokens, labels=tokens, media=media)
-
-    samples = [sample(9, [2, 7], (2, 2), (1, 2)), sample(3, []), sample(4, [1], (2, 1))]
-    batch = MultimodalTaskEncoder(max_length=9, image_size=2, packed=packed).batch(samples)
-    assert batch.image.shape == (3, 3, 2, 2) and batch.image_sizes == [(2, 2), (1, 2), (2, 1)]
-    assert batch.image[1, 0].tolist() == [[0.5, 0.5], [0, 0]] and batch.image[2, 0].tolist() == [[0.5, 0], [0.5, 0]]
-    assert batch.image_rows.tolist() == ([0, 0, 0] if packed else [0, 0, 2])
-    assert batch.image_starts.tolist() == ([2, 7, 13] if packed else [2, 7, 1])
-    alike = MultimodalTaskEncoder(max_length=9, image_size=2).batch([sample(8, [0, 4], (2, 2), (2, 2))])
-    assert alike.image.shape == (2, 3, 2, 2) and alike.image_sizes is None
-
-
 def test_a_pooled_image_is_one_token_of_its_own() -> None:
     rows = MultimodalTaskEncoder(max_length=4, image_size=2, pooled=True, image_token=7)
     with hook_context(HookContext(0)):
