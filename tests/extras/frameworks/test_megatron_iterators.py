@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,8 +29,6 @@ from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks.megatron import DataIterator, data_iterators, worker_config
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
-
-ROOT = Path(__file__).parents[3]
 
 
 def keys(batches: Any, count: int) -> list[list[str]]:
@@ -154,16 +151,8 @@ def test_without_the_package_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -
 def test_its_provider_runs_over_our_names_and_ours_is_saved_and_resumed(
     tmp_path: Path, leaf_of: Callable[..., Path]
 ) -> None:
-    code = "import tests.extras.frameworks.bridge_run as run, sys; run.main(*sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(leaf_of(12)), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-        env=environment,
-    )
+    program = [sys.executable, "-m", "tests.extras.frameworks.bridge_run", str(leaf_of(12)), str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["flags"] == [True, True, True]

@@ -31,7 +31,6 @@ ASKED = {"tokenizer": None, "seq_len": 48, "local_batch_size": 1}
 def torchtitan() -> Iterator[None]:
     titan_trainer.import_trainer()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports torch's compiler once, not in each rank
-    torch.set_num_threads(1)
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     yield

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from energon_lite.trainer import LlamaModel, ModelConfig, build_mesh, register_attention
 from energon_lite.trainer.models.sequence import sequence_part
-from tests.trainer.training.counted_operations import Operations
+from tests.trainer.training.host_reads import Operations
 
 CONFIG = ModelConfig(hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=176, vocab_size=32)
 

@@ -33,8 +33,7 @@ from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.training.guards import SpikeGuard
 from energon_lite.trainer.training.step import launch_step
 from tests.testing import examples
-from tests.trainer.training.counted_operations import Operations
-from tests.trainer.training.host_reads import host_reads
+from tests.trainer.training.host_reads import Operations, host_reads
 
 MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29, vocab_multiple=1)
 
