@@ -62,7 +62,7 @@ SHAPE = {"num_key_value_heads": 2, "vocab_size": 101}
 def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
     run_ranks: RunRanks, tmp_path: Path, world: int, sizes: dict[str, int], model: dict[str, Any]
 ) -> None:
-    """Whatever way the run computed in; from the folder itself, too. An image encoder is cut like the rest, or whole."""
+    """Whatever way the run computed in; from the folder itself, too. An image encoder is cut, too, or whole."""
     images, folder = model["kind"] == "siglip", tmp_path / "hf"
     wanted = make_llava(**model) if images else make_model(**SHAPE | {"rope_parameters": SCALING} | model)
     wanted.save_pretrained(folder, max_shard_size="20KB")

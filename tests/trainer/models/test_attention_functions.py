@@ -28,16 +28,11 @@ from tests.trainer.models.by_documents import one_by_one
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=examples(30), deadline=None)
+@given(data=st.data())
+def test_one_kernel_sees_what_a_mask_shows(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: one_by_one)
     monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
-
-
-@pytest.mark.usefixtures("kernel")
-@settings(max_examples=examples(30), deadline=None)
-@given(st.data())
-def test_one_kernel_sees_what_a_mask_shows(data: st.DataObject) -> None:
     rows, length, start = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 9), (0, 5)))
     numbers = st.lists(st.integers(0, 2), min_size=start + length, max_size=start + length)
     documents = torch.tensor([data.draw(numbers) for _ in range(rows)]).cumsum(1)

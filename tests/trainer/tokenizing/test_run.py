@@ -51,8 +51,8 @@ def _bytes(folder: Path) -> dict[str, str]:
     }
 
 
-def _make(chats: Path, tokenizer: Path, output: Path, **settings: Any) -> Any:
-    inputs = [Input((str(chats),), Task(max_length=30))]
+def _make(chats: Path, tokenizer: Path, output: Path, length: int = 30, **settings: Any) -> Any:
+    inputs = [Input((str(chats),), Task(max_length=length))]
     return tokenize_files(inputs, str(tokenizer), str(output), **{"records_per_shard": 7, "workers": 1, **settings})
 
 
@@ -105,67 +105,49 @@ def test_workers_and_ranks_make_the_same_bytes(
     assert _bytes(tmp_path / "workers") == _bytes(tmp_path / "ranks") == reference
 
 
+@pytest.mark.parametrize("before", nightly_but({0, 1}, ["nothing", "a data set", "one that was never finished"]))
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
-def test_killed_at_every_step_it_goes_on_to_the_same_end(
-    few_chats: Path, tokenizer_folder: Path, tmp_path: Path
+def test_killed_at_every_step_it_goes_on_to_the_same_end_and_old_and_new_are_not_mixed(
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, before: str
 ) -> None:
-    def make(folder: Path) -> Any:
-        return _make(few_chats, tokenizer_folder, folder, records_per_shard=20)
-
-    def lengths(folder: Path) -> list[int]:
-        return list(WebdatasetSource.open(folder).column("length"))
-
-    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
-    report = make(undisturbed)
-    expected = (_bytes(undisturbed), lengths(undisturbed), report.counts)
-    kills = 0
-    for killed in killed_at_every_step(lambda: make(folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
-        kills += killed
-        report = make(folder)
-        assert (_bytes(folder), lengths(folder), report.counts) == expected
-    assert kills > 20
-
-
-@pytest.mark.parametrize("whole", nightly_but({1}, [True, False]))
-@pytest.mark.usefixtures("quick_disk")
-@pytest.mark.slow
-def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
-    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
-) -> None:
-    """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
+    """What either call finds is its own, whole, or refused."""
+    old, folder, probe = (tmp_path / name for name in ("old", "killed", "probe"))
+    force = before != "nothing"
 
     def make(folder: Path, length: int, **settings: Any) -> Any:
-        inputs = [Input((str(few_chats),), Task(max_length=length))]
-        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=20, workers=1, **settings)
+        return _make(few_chats, tokenizer_folder, folder, length, records_per_shard=20, **settings)
 
-    old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
-    make(old, 8)
-    make(new, 30)
-    expected = {8: _bytes(old), 30: _bytes(new)}
+    def made(folder: Path, length: int, **settings: Any) -> Any:
+        counts = make(folder, length, **settings).counts
+        return _bytes(folder), list(WebdatasetSource.open(folder).column("length")), counts
+
+    expected = {8: made(old, 8), 30: made(tmp_path / "new", 30)}
     assert expected[8] != expected[30]
-    if not whole:
+    if before == "one that was never finished":
         shutil.rmtree(old)
         assert killed_at(15, lambda: make(old, 8)) and (old / "tokens-000000.tar").exists()
 
     def again() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(old, folder)
+        if force:
+            shutil.copytree(old, folder)
 
-    refused = 0
-    for _ in killed_at_every_step(lambda: make(folder, 30, force_overwrite=True), again):
+    kills = refused = 0
+    for killed in killed_at_every_step(lambda: make(folder, 30, force_overwrite=force), again):
+        kills += killed
         for length in expected:
             shutil.rmtree(probe, ignore_errors=True)
-            shutil.copytree(folder, probe)
+            if folder.exists():
+                shutil.copytree(folder, probe)
             try:
-                make(probe, length)
+                found = made(probe, length)
             except UsageError:
                 refused += 1
             else:
-                assert _bytes(probe) == expected[length]
-        make(folder, 30, force_overwrite=True)
-        assert _bytes(folder) == expected[30]
-    assert refused > 5
+                assert found == expected[length]
+        assert made(folder, 30, force_overwrite=force) == expected[30]
+    assert kills > 20 and refused > 5
 
 
 def test_other_settings_are_not_mixed_in(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
