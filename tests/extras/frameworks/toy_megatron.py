@@ -148,7 +148,7 @@ class _Values(torch.nn.Module):
 
 
 def pretrain(provider: Provider, args: Arguments) -> None:
-    """Train to ``args.train_iters``, from the newest checkpoint in ``args.save``."""
+    """Take batches to ``args.train_iters``, from the newest checkpoint in ``args.save``; nothing is learned of them."""
     with on_cpu(args.layout) as groups:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -157,7 +157,6 @@ def pretrain(provider: Provider, args: Arguments) -> None:
         train, valid, _ = _data_iterators(provider, args, groups)
         do_valid = [valid is not None]
         dist.broadcast_object_list(do_valid, src=0)  # ranks without data take part
-        optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.5)
         run = get_forward_backward_func()
 
         def schedule(iterator: Any, kind: str) -> None:
@@ -174,13 +173,7 @@ def pretrain(provider: Provider, args: Arguments) -> None:
         while args.iteration < args.train_iters:
             if args.iteration == args.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.zero_grad()
             schedule(train, "train")
-            group = groups.get_data_parallel_group(with_context_parallel=True)
-            for parameter in (p for chunk in chunks for p in chunk.parameters() if p.grad is not None):
-                dist.all_reduce(parameter.grad, group=group)
-                parameter.grad /= group.size() * args.micro_batches
-            optimizer.step()
             args.iteration += 1
             args.consumed_train_samples += args.global_batch_size
             if args.iteration % args.eval_interval == 0 and do_valid[0]:
@@ -272,7 +265,7 @@ def _save_dataloader_state(args: Arguments, groups: Any, train: Any) -> None:
 
 
 def _load(args: Arguments) -> None:
-    """The counts; weights begin anew, because no data depends on them."""
+    """The counts of the newest checkpoint."""
     tracker = args.save / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
         return

@@ -19,12 +19,11 @@ CHAT = (
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     folder = tmp_path_factory.mktemp("tokenizer")
     # GPT-2's letters for the 256 bytes, so that any text can be tokenised.
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    by_byte = {_byte_of(letter): letter for letter in letters}
-    vocabulary = {by_byte[byte]: byte for byte in range(256)}
+    vocabulary = {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,12 +37,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
-
-
-def _byte_of(letter: str) -> int:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    shifted = {256 + place: byte for place, byte in enumerate(b for b in range(256) if b not in printable)}
-    return shifted.get(ord(letter), ord(letter))
 
 
 @pytest.fixture(scope="session")

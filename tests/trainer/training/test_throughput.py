@@ -67,10 +67,8 @@ def test_images_go_through_the_encoders_matrices(projector: str) -> None:
 def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
     config = dataclasses.replace(SHAPE, image_size=8, patch_size=2)
     zeros = torch.zeros(2, 6, dtype=torch.int64)
-    batch = MultimodalBatch(
-        **{"tokens": zeros, "labels": zeros, "loss_mask": zeros, "image": torch.zeros(1, 3, 8, 8)},
-        **{"image_rows": zeros[0, :1], "image_starts": zeros[0, :1], **{"__key__": [], "__restore_key__": ()}},
-    )
+    images = {"image": torch.zeros(1, 3, 8, 8), "image_rows": zeros[0, :1], "image_starts": zeros[0, :1]}
+    batch = MultimodalBatch(tokens=zeros, labels=zeros, loss_mask=zeros, **images)
     (of_image,) = flops_of_images(config, [(8, 8)])
     assert batch_flops(config, batch) == training_flops(config, 12, 2 * 21) + of_image
     batch.documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
