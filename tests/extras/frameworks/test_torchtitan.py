@@ -38,18 +38,10 @@ STEP = 24
 SEQ_LEN = 48
 
 
-def loader_of(
-    make: MakeLoader,
-    rank: int = 0,
-    world: int = 1,
-    *,
-    workers: int = 0,
-    path: str = "titan://70",
-    infinite: bool = True,
-) -> TitanLoader:
+def loader_of(make: MakeLoader, rank: int = 0, world: int = 1, *, workers: int = 0, **asked: Any) -> TitanLoader:
     config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    asked = LoaderRequest(worker_config=config, dataset_path=path, seq_len=SEQ_LEN, infinite=infinite)
-    return TitanLoader(make, asked)
+    asked = {"dataset_path": "titan://70", "seq_len": SEQ_LEN} | asked
+    return TitanLoader(make, LoaderRequest(worker_config=config, **asked))
 
 
 def digest(pair: tuple[dict[str, Any], torch.Tensor]) -> str:
@@ -134,7 +126,7 @@ def test_validation_shows_each_sample_once_in_as_many_steps_on_all_ranks(
         return model_inputs(batch, seq_len)
 
     monkeypatch.setattr(adapter, "model_inputs", noted)
-    ranks = [list(loader_of(validate, rank, world, path="titan://50", infinite=False)) for rank in range(world)]
+    ranks = [list(loader_of(validate, rank, world, dataset_path="titan://50", infinite=False)) for rank in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
     assert sorted(int(key) for batch in keys for key in batch) == list(range(50))
     blanks = [pair for rank in ranks for pair in rank if bool((pair[1] == IGNORED).all())]

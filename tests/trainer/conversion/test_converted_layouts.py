@@ -97,32 +97,23 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
             assert found[f"optimizer.{ours}.exp_avg"].shape == found[ours].shape
 
 
-def make_config(
-    tmp_path: Path,
-    init: Path | None,
-    mesh: dict[str, Any],
-    *,
-    train: dict[str, Any] | None = None,
-    tokenizer: str | None = "native/huggingface",
-    **model: Any,
-) -> TrainerConfig:
-    """A run of three steps on the data of the test; its model has the shape of the converted one, or of ``init``."""
-    shape: dict[str, Any] = {"preset": "init_from"}
-    if init is None:
-        shape = read_state(tmp_path / "native" / "step-00000000")["config"]["model"]
-    data = {"path": str(tmp_path / "data"), "micro_batch_size": 2, "micro_batches_per_step": 4, "workers": 0}
-    tokens = {"max_length": 10, "tokenizer": None if tokenizer is None else str(tmp_path / tokenizer)}
-    began = {"init_from": None if init is None else str(init)}
-    return config_from_dict(
-        {
-            "output": str(tmp_path / f"run {init is None} {mesh} {model}"),
-            "data": data | tokens,
-            "mesh": mesh,
-            "model": shape | model,
-            "optimizer": {"lr": 1e-2, "eps": 1e-6},
-            "train": {"steps": 3, "save_every": 2} | began | (train or {}),
-        }
-    )
+def make_config(tmp_path: Path, init: Path | None, mesh: dict[str, Any], **more: dict[str, Any]) -> TrainerConfig:
+    """A run of three steps on the data of the test, of the model of ``init``, or of new weights of the converted one.
+
+    Args:
+        more: changes of sections.
+    """
+    shape = read_state(tmp_path / "native" / "step-00000000")["config"]["model"] if init is None else {}
+    values: dict[str, Any] = {
+        "data": {"path": str(tmp_path / "data"), "micro_batch_size": 2, "micro_batches_per_step": 4, "workers": 0}
+        | {"max_length": 10, "tokenizer": str(tmp_path / "native" / "huggingface")},
+        "mesh": mesh,
+        "model": shape or {"preset": "init_from"},
+        "optimizer": {"lr": 1e-2, "eps": 1e-6},
+        "train": {"steps": 3, "save_every": 2, "init_from": None if init is None else str(init)},
+    }
+    values |= {section: values[section] | changes for section, changes in more.items()}
+    return config_from_dict(values | {"output": str(tmp_path / f"run {init is None} {mesh} {more.get('model')}")})
 
 
 def run(config: TrainerConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -165,7 +156,7 @@ def test_training_begins_with_it_on_any_layout(run_ranks: RunRanks, tmp_path: Pa
 
 
 def test_an_image_prefix_begins_as_new(run_ranks: RunRanks, tmp_path: Path, native: Path) -> None:
-    config = make_config(tmp_path, native, {}, image_size=4)
+    config = make_config(tmp_path, native, {}, model={"image_size": 4})
     wanted = {native_name(name): p for name, p in make_model(**SHAPE).named_parameters()}
 
     def first_values(rank: int) -> None:
@@ -192,13 +183,13 @@ def test_a_tokenizer_of_a_file(native: Path, run_ranks: RunRanks, tmp_path: Path
     tokenizer = HuggingFaceTokenizer(str(native / "huggingface"))
     assert (tokenizer.pad, tokenizer.vocab_size) == (2, 11)
     with pytest.raises(RankFailure, match=r"ConfigError: (.|\n)*the tokenizer has 11 tokens, the model 10"):
-        run_ranks(1, lambda rank: Trainer(make_config(tmp_path, None, {}, vocab_size=10)))
+        run_ranks(1, lambda rank: Trainer(make_config(tmp_path, None, {}, model={"vocab_size": 10})))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_optimizer_goes_on_from_the_weights(native: Path, run_ranks: RunRanks, tmp_path: Path, dtype: str) -> None:
     def after_one_step(rank: int) -> float:
-        with Trainer(make_config(tmp_path, native, {}, dtype=dtype)) as trainer:
+        with Trainer(make_config(tmp_path, native, {}, model={"dtype": dtype})) as trainer:
             trainer.resume()
             weight = trainer.model.layers["0"].self_attn.q_proj.weight
             before = weight.detach().clone()
@@ -232,7 +223,7 @@ def test_weights_of_a_model_that_computes_otherwise_are_refused(
         for place in (native, tmp_path / "hf"):
             for changes, differences in OTHERS.values():
                 with pytest.raises(StateMismatchError) as caught:
-                    Trainer(make_config(tmp_path, place, mesh, **changes))
+                    Trainer(make_config(tmp_path, place, mesh, model=changes))
                 text = str(caught.value)
                 assert all(difference in text for difference in differences)
                 assert text.count(" there, ") == len(differences)
@@ -245,7 +236,8 @@ def test_another_model_on_purpose(run_ranks: RunRanks, tmp_path: Path, native: P
     """As for longer rows: what is named may differ, and nothing else."""
 
     def begin(rank: int, ignore: list[str], **changes: Any) -> int:
-        with Trainer(make_config(tmp_path, native, {}, train={"init_from_ignore": ignore}, **changes)) as trainer:
+        train = {"init_from_ignore": ignore}
+        with Trainer(make_config(tmp_path, native, {}, train=train, model=changes)) as trainer:
             return trainer.resume()
 
     assert run_ranks(1, lambda rank: begin(rank, ["rope_theta"], rope_theta=5e5)) == [0]
@@ -289,12 +281,13 @@ def test_a_run_begins_with_a_llava_and_leaves_one(run_ranks: RunRanks, tmp_path:
 
     folder, theirs = tmp_path / "hf", make_llava("siglip", vocab_size=259)
     theirs.save_pretrained(folder)
-    given: dict[str, Any] = {"tokenizer": None, "train": {"freeze": ["vision.*"]}}
+    given: dict[str, Any] = {"data": {"tokenizer": None}, "train": {"freeze": ["vision.*"]}}
     alone = make_config(tmp_path, folder, {}, **given)
     first, weights = run_ranks(1, lambda rank: run(alone))[0]
     assert len(first) == 3 and first[-1] < first[0]
     for vision in ({}, {"tp": 1, "recompute": "full"}):  # of which the rest is that of the folder
-        cut = make_config(tmp_path, folder, {"tp": 2, "sequence_parallel": True}, vision=vision, **given)
+        mesh = {"tp": 2, "sequence_parallel": True}
+        cut = make_config(tmp_path, folder, mesh, model={"vision": vision}, **given)
         losses = run_ranks(2, lambda rank, config=cut: run(config)[0])[0]
         torch.testing.assert_close(losses, first, rtol=1e-4, atol=1e-4)
     native_to_huggingface(f"{alone.output}/checkpoints", tmp_path / "out", like=folder)
@@ -316,7 +309,7 @@ def test_a_run_begins_with_a_language_model_and_an_encoder(
     train = {"freeze": ["vision.*", "layers.*", "embed_tokens.*", "norm.*", "lm_head.*"], "steps": 4}
     runs = []
     for world, mesh in ((1, {}), (2, {"pp": 2})):
-        config = make_config(tmp_path, tmp_path / "native", mesh, train=train, tokenizer=None)
+        config = make_config(tmp_path, tmp_path / "native", mesh, train=train, data={"tokenizer": None})
         runs += run_ranks(world, lambda rank, config=config: run(config))[:1]
     (losses, weights), (pp, _) = runs
     assert len(losses) == 4 and losses[-1] < losses[0]
