@@ -34,6 +34,8 @@ from tests.extras.frameworks.framework_runs import (
 Leaf = Callable[[int, str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False}
+QUIET |= {"enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Module(LightningModule):
@@ -74,17 +76,8 @@ def train(
     """A run; what it saw is in ``tag-RANK``."""
     module = Module(folder / tag, fail_at)
     saves = ModelCheckpoint(folder / "saved", filename="{step}", every_n_train_steps=every, save_top_k=-1)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        default_root_dir=folder,
-        callbacks=[saves, OnExceptionCheckpoint(folder)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **given,
-    )
+    given |= QUIET | {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    trainer = Trainer(callbacks=[saves, OnExceptionCheckpoint(folder)], default_root_dir=folder, **given)
     module_of_data = EnergonDataModule(
         lambda config: train_data(leaf, config, **(data or {})),
         (lambda config: val_data(leaf, config)) if val else None,
@@ -179,8 +172,7 @@ def test_several_validations(tmp_path: Path, leaf_of: Leaf) -> None:
         {name: lambda config, count=count: val_data(leaf_of(count, "hf"), config) for name, count in several.items()},
         num_workers=0,
     )
-    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    Trainer(accelerator="cpu", **options).validate(module, data)
+    Trainer(**QUIET, enable_checkpointing=False).validate(module, data)
     assert module.validated == [*range(5), *range(3)]
 
 

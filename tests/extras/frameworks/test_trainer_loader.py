@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,7 @@ from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeat
 from tests.extras.frameworks.framework_runs import expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
-
-@dataclass
-class Pair:
-    left: Any
-    right: Any
-
-
-class Named(NamedTuple):
-    value: Any
+Pair, Named = make_dataclass("Pair", ["left", "right"]), namedtuple("Named", "value")
 
 
 def loaders(leaf: Path, ranks: int, make: Any = val_data) -> list[TrainerLoader]:

@@ -172,23 +172,21 @@ def test_defaults_are_those_of_transformers() -> None:
 
 
 def test_sliding_windows() -> None:
-    assert model_config(MISTRAL, where="").sliding_window == 4096
-    assert model_config(MISTRAL | {"sliding_window": None}, where="").sliding_window is None
-    assert model_config({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, where="").sliding_window == 4096
     slides = QWEN_25 | {"use_sliding_window": True, "sliding_window": 300}
-    for change, window in [
-        ({}, None),  # 28 layers, and those from the 28th on would have one
-        ({"max_window_layers": 0}, 300),
-        ({"layer_types": ["sliding_attention"] * 28}, 300),
-        ({"layer_types": ["full_attention"] * 28}, None),
+    for values, window in [
+        (MISTRAL, 4096),
+        (MISTRAL | {"sliding_window": None}, None),
+        ({key: value for key, value in MISTRAL.items() if key != "sliding_window"}, 4096),
+        (slides, None),  # 28 layers, and those from the 28th on would have one
+        (slides | {"max_window_layers": 0}, 300),
+        (slides | {"layer_types": ["sliding_attention"] * 28}, 300),
+        (slides | {"layer_types": ["full_attention"] * 28}, None),
     ]:
-        assert model_config(slides | change, where="").sliding_window == window
-    for change, at in [
-        ({"max_window_layers": 3}, "max_window_layers"),
-        ({"layer_types": ["sliding_attention", "full_attention"] * 14}, "layer_types"),
-    ]:
+        assert model_config(values, where="").sliding_window == window
+    mixed = ["sliding_attention", "full_attention"] * 14
+    for at, value in {"max_window_layers": 3, "layer_types": mixed}.items():
         with pytest.raises(ConfigError, match="some layers have a sliding window") as caught:
-            model_config(slides | change, where="config.json")
+            model_config(slides | {at: value}, where="config.json")
         assert caught.value.at == at
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -321,14 +322,8 @@ def test_answers_are_what_the_text_has_more_with_them(merging: HuggingFaceTokeni
 
 def test_a_long_conversation_is_tokenised_once(merging: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": role, "content": f"word {turn}"} for turn in range(100) for role in ("user", "assistant")]
-    inner, seen = merging._tokenizer, []
-
-    class Counting:
-        def encode(self, text: str, **options: Any) -> Any:
-            seen.append(len(text))
-            return inner.encode(text, **options)
-
-    monkeypatch.setattr(merging, "_tokenizer", Counting())
+    counting = mock.Mock(wraps=merging._tokenizer)
+    monkeypatch.setattr(merging, "_tokenizer", counting)
     pieces = merging.chat(messages)
     assert sum(answer for _, answer in pieces) == 100
-    assert sum(seen) == len(written(messages))
+    assert sum(len(call.args[0]) for call in counting.encode.call_args_list) == len(written(messages))

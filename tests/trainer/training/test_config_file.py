@@ -117,12 +117,6 @@ def test_a_variant_is_taken_when_asked_for(tmp_path: Path) -> None:
         load_config(path, ["variant=wrong"])
 
 
-def test_absolute_paths_and_urls_stay(tmp_path: Path) -> None:
-    for path in ("/data/blend.yaml", "s3://bucket/blend.yaml"):
-        (tmp_path / "run.yaml").write_text(f"data: {{path: '{path}'}}")
-        assert load_config(tmp_path / "run.yaml").data.path == path
-
-
 #: Files that are refused, and what is said of each. What kinds of values say is in the tests of ``documents``.
 WRONG_FILES = [
     ("data: {path: x}\ntrain:\n  stepz: 5\n", ["run.yaml:3:", "train", "unknown key 'stepz'", "'steps'"]),
