@@ -59,11 +59,7 @@ def test_a_limit_counts_as_the_end(leaf_of: Callable[..., Path]) -> None:
 
 def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> None:
     """Five of thirteen batches were seen by one rank; eight are left for three."""
-
-    def passes(leaf: Path, config: WorkerConfig) -> Any:
-        return train_data(leaf, config, repeat=False)
-
-    leaf = leaf_of(26, "hf")
+    leaf, passes = leaf_of(26, "hf"), partial(train_data, repeat=False)
     (alone,) = loaders(leaf, 1, passes)
     take(alone, 5)
     ranks = loaders(leaf, 3, passes)

@@ -24,6 +24,15 @@ from energon_lite.trainer import (
 #: ``save_model(name="hf", shard="10GB", seed=0, **config) -> folder``
 SaveModel = Callable[..., Path]
 
+TEXT: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+}
 SCALING = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -38,16 +47,7 @@ def make_model(seed: int = 0, kind: str = "llama", **changes: Any) -> Any:
     """A random ``LlamaForCausalLM``, or another kind by its ``model_type``, with norms that are not all ones."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape: dict[str, Any] = {
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    }
+    shape = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)))
     with torch.no_grad():
@@ -119,12 +119,8 @@ def make_llava(kind: str, language: str = "llama", **changes: Any) -> Any:
     """A random ``LlavaForConditionalGeneration``, with features as LLaVA takes them of such an encoder."""
     from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    text = {
-        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
-        "vocab_size": changes.pop("vocab_size", 101),
-        "tie_word_embeddings": changes.pop("tie_word_embeddings", False),
-    }
+    text = TEXT | {"num_key_value_heads": 2, "vocab_size": changes.pop("vocab_size", 101)}
+    text["tie_word_embeddings"] = changes.pop("tie_word_embeddings", False)
     taken = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
     if kind == "siglip":
         taken = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}

@@ -64,7 +64,6 @@ def test_one_kernel_sees_what_a_mask_shows(monkeypatch: pytest.MonkeyPatch, data
         ("varlen", "bfloat16", GPU, one_by_one, "varlen"),
         ("auto", "float32", GPU, one_by_one, "sdpa"),
         ("auto", "bfloat16", GPU, None, "sdpa"),
-        ("varlen", "bfloat16", GPU, None, "sdpa"),
         ("auto", "bfloat16", CPU, one_by_one, "sdpa"),
         ("sdpa", "bfloat16", GPU, one_by_one, "sdpa"),
     ],

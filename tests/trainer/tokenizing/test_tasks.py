@@ -53,12 +53,8 @@ def test_lines_that_are_no_records_say_why(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}\n[1]\n{"a": \n\n"x"\n')
     found = _all([path], 10)
     assert [record.number for record in found] == [1, 2, 3, 5]
-    assert [record.problem.split(":")[0] for record in found] == [
-        "",
-        "not an object but a list",
-        "not JSON",
-        "not an object but a str",
-    ]
+    problems = [record.problem.split(":")[0] for record in found]
+    assert problems == ["", "not an object but a list", "not JSON", "not an object but a str"]
 
 
 def test_text_files_are_records_or_their_lines_are(tmp_path: Path) -> None:
@@ -71,11 +67,8 @@ def test_text_files_are_records_or_their_lines_are(tmp_path: Path) -> None:
     assert [record.file for record in whole] == [0, 1, 2]
     assert "not UTF-8" in whole[2].problem
     lines = _all(paths[:2], 1, text_records="line")
-    assert [(record.file, record.number, record.fields["content"]) for record in lines] == [
-        (0, 1, "\ufeffone".lstrip("\ufeff")),
-        (0, 2, "two"),
-        (1, 1, "three"),
-    ]
+    found = [(record.file, record.number, record.fields["content"]) for record in lines]
+    assert found == [(0, 1, "one"), (0, 2, "two"), (1, 1, "three")]
 
 
 @given(st.lists(st.integers(0, 4), max_size=5), st.integers(1, 6))

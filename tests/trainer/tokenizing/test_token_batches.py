@@ -53,10 +53,8 @@ def test_the_column_has_the_length_of_each_sample_and_a_plan_reads_it(tokenized:
 def test_packed_batches_from_a_file_of_settings(tokenized: Path, tmp_path: Path) -> None:
     """An epoch of two ranks: every token once, no batch above the capacity, labels and masks as stored."""
     (tmp_path / "batching.yaml").write_text(f"strategy: best_fit\ncapacity: {CAPACITY}\n")
-    stored = {
-        sample["__key__"]: sample
-        for sample in get_loader(get_val_dataset(tokenized, split_part="train", batch_size=None, worker_config=ALONE))
-    }
+    samples = get_loader(get_val_dataset(tokenized, split_part="train", batch_size=None, worker_config=ALONE))
+    stored = {sample["__key__"]: sample for sample in samples}
     seen: list[str] = []
     for rank in range(2):
         config = WorkerConfig(rank=rank, world_size=2, num_workers=0)

@@ -151,7 +151,6 @@ def test_no_step_waits(case: str, attention: str) -> None:
 WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "item": lambda x: x[0].item(),
     "bool": lambda x: bool(x[0] > 0),
-    "int": lambda x: int(x[0]),
     "tolist": lambda x: x.tolist(),
     "cpu": lambda x: x.cpu(),
     "to": lambda x: x.to("cpu"),
