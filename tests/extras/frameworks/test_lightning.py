@@ -44,7 +44,7 @@ class Module(LightningModule):
     def __init__(self, seen_file: Path, fail_at: int | None = None):
         super().__init__()
         self.model, self.seen_file, self.fail_at = Model(), seen_file, fail_at
-        self.steps, self.validated = 0, list[int]()
+        self.validated = list[int]()
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         if self.global_step == self.fail_at:

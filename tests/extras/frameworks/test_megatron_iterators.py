@@ -60,8 +60,8 @@ def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callabl
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             return samples[0]
 
-    hooks = {"packing_buffer_size": 4, "task_encoder": Nothing()}
-    data = get_val_dataset(leaf_of(5), batch_size=8, worker_config=ALONE, **hooks)
+    encoder = Nothing()
+    data = get_val_dataset(leaf_of(5), batch_size=8, packing_buffer_size=4, task_encoder=encoder, worker_config=ALONE)
     valid = data_iterators(None, data, micro_batch_size=8)[1]
     with pytest.raises(UsageError, match=r"a pass of .* has no batch"):
         next(valid)

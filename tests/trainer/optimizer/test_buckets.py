@@ -17,6 +17,7 @@ from energon_lite.trainer import OptimizerConfig, OverlappedDistributedOptimizer
 from energon_lite.trainer.optimizer.bucket_plan import plan_buckets
 from energon_lite.trainer.optimizer.buckets import sum_of_squares
 from energon_lite.trainer.optimizer.config import ParameterGroup
+from tests.testing import nightly_but
 
 Shapes = list[tuple[int, ...]]
 SHAPES = st.lists(
@@ -115,7 +116,6 @@ def test_buckets_of_whole_matrices_are_nearly_full() -> None:
 
 # -- clip, AdamW and the rounded values: the same numbers, and what is read and written for them -----------------------
 
-F32, F64 = torch.float32, torch.float64
 CONFIG = OptimizerConfig(bucket_size=1700, clip=2.0, groups=(ParameterGroup("2.*", lr_scale=0.5),))
 
 
@@ -146,9 +146,7 @@ VIEWS = {"aten::slice", "aten::as_strided", "aten::view", "aten::to", "aten::det
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.nightly) for dtype in (F32, F64))], ids=str
-)
+@pytest.mark.parametrize("dtype", nightly_but({0}, [torch.bfloat16, torch.float32, torch.float64]), ids=str)
 def test_one_kernel_makes_the_same_numbers(dtype: torch.dtype) -> None:
     from torch._inductor import metrics
 

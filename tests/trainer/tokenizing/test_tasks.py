@@ -255,9 +255,8 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # tokens begin behind their space
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, show_progress=False)
     tokenizer.train_from_iterator([Path(json.__file__).read_text(), "]\n a \n\n[user]\n \n\n[assistant]\n"], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": MERGED}

@@ -104,10 +104,9 @@ def test_a_variant_is_taken_when_asked_for(tmp_path: Path) -> None:
         "  wrong: {data: {pth: x}}\n"
     )
     plain, toy = load_config(path), load_config(path, ["train.steps=4", "variant=toy"])
-    assert plain.data == DataConfig(
-        str(tmp_path / "a"), val={"one": str(tmp_path / "b"), "two": "s3://c"}, max_length=9
-    )
-    assert toy.data == DataConfig(str(tmp_path / "d"), val={"one": str(tmp_path / "e"), "two": "s3://c"}, max_length=9)
+    sets = {"one": str(tmp_path / "b"), "two": "s3://c"}
+    assert plain.data == DataConfig(str(tmp_path / "a"), val=sets, max_length=9)
+    assert toy.data == DataConfig(str(tmp_path / "d"), val=sets | {"one": str(tmp_path / "e")}, max_length=9)
     assert toy.model == model_preset("tiny", dtype="bfloat16") and plain.model == model_preset("160M", dtype="bfloat16")
     assert toy.train.steps == 4, "what is given beside it wins"
     assert config_from_dict(json.loads(json.dumps(config_to_dict(toy)))) == toy
