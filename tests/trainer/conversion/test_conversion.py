@@ -58,7 +58,7 @@ def test_same_logits_and_the_same_files_again(
     theirs = save_model(shard="20KB", seed=1, **changes)
     assert len(list(theirs.glob("*.safetensors"))) > 1
     # Boxes smaller than most tensors, so that these are cut; and files of a few of them.
-    monkeypatch.setattr(tensors, "FILE_BYTES", 9000)
+    monkeypatch.setattr(tensors, "FILE_BYTES", 5000)
     place = huggingface_to_native(theirs, tmp_path / "native", read_bytes=1000)
     sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
     assert len(sizes) > 5 and max(sizes) < 20_000

@@ -101,7 +101,7 @@ def images(*sizes: tuple[int, int], packed: bool = False) -> MultimodalBatch:
     return dataclasses.replace(text(length=24, packed=packed), image=image, image_sizes=[*sizes], **places)
 
 
-PLAIN, PACKED = text(length=24), text(length=24, packed=True)
+PLAIN, PACKED = dataclasses.replace(text(length=24), counted=48.0), text(length=24, packed=True)
 EQUAL, UNEQUAL = images((8, 8), (8, 8)), images((8, 8), (4, 8), (8, 4), packed=True)
 SEES = {"image_size": 8, "patch_size": 4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[MultimodalBatch]]] = {
@@ -130,7 +130,7 @@ def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def made(model: dict[str, Any], optimizer: dict[str, Any]) -> tuple[LlamaModel, OverlappedDistributedOptimizer]:
     mesh = dataclasses.replace(build_mesh(), device=DEVICE)
-    llama = LlamaModel(dataclasses.replace(MODEL, **model), mesh, drawn=())
+    llama = LlamaModel(dataclasses.replace(MODEL, vocab_multiple=64, **model), mesh, drawn=())
     return llama, OverlappedDistributedOptimizer(llama, llama.mesh, OptimizerConfig(**optimizer))
 
 
