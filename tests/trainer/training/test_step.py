@@ -58,11 +58,9 @@ def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0)
 
 def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
     model, optimizer = made(2, loss_chunk=5, attention="sdpa")
-    launched = []
+    steps = [[text(seed=seed), text(packed=True)] for seed in (1, 2)]
     with host_reads() as found:
-        for seed in (1, 2):
-            batches = [text(seed=seed), text(packed=True)]
-            launched.append(launch_step(model, optimizer, batches, model.mesh, lr=1e-3))
+        launched = [launch_step(model, optimizer, batches, model.mesh, lr=1e-3) for batches in steps]
     assert found == []
     with host_reads() as found:
         result = launched[0].result()
