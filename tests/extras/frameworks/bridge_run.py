@@ -88,22 +88,13 @@ def main(data: str, folder: str) -> None:
             config = worker_config(num_workers=self.num_workers, all_tensor_ranks=True)
             common = {"batch_size": self.micro_batch_size, "worker_config": config}
             train, valid = get_train_dataset(self.path, **common), get_val_dataset(self.path, **common)
-            return data_iterators(
-                train,
-                valid,
-                micro_batch_size=self.micro_batch_size,
-                progress=self.progress,
-                states=self.dataloader_save,
-            )
+            given = {"progress": self.progress, "states": self.dataloader_save}
+            return data_iterators(train, valid, micro_batch_size=self.micro_batch_size, **given)
 
     def iterators(provider: Any, state: Any) -> Any:
         train = SimpleNamespace(train_samples=None, train_iters=9, global_batch_size=4, eval_interval=3, eval_iters=1)
-        train.skip_train, train.exit_signal, train.exit_signal_handler_for_dataloader, train.micro_batch_size = (
-            False,
-            15,
-            False,
-            2,
-        )
+        vars(train).update(skip_train=False, exit_signal=15, exit_signal_handler_for_dataloader=False)
+        train.micro_batch_size = 2
         model = SimpleNamespace(virtual_pipeline_model_parallel_size=None)
         config = SimpleNamespace(train=train, dataset=provider, model=model)
         group = groups.get_data_parallel_group()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import pickle
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from energon_lite import DefaultTaskEncoder, SkipSample, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=7)
 
@@ -21,6 +26,10 @@ def write_blend(path: Path, large: Path, small: Path) -> str:
     head = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
     path.write_text("\n".join([*head, *lines]) + "\n")
     return str(path)
+
+
+#: Function of the data set, by which workers find it.
+PROMPTS = f"{__name__}:open_prompts"
 
 
 class Prompts(DefaultTaskEncoder):
@@ -84,3 +93,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def drive(
+    ask: Callable[[list[SampleKey]], list[list[str]]], blend: str, folder: Path, size: int, steps: int, die_at: int = -1
+) -> None:
+    """A training: batches of keys dealt to workers; keys are written down, then the state, after each step.
+
+    Args:
+        ask: the keys of the samples that each worker has made of its part of a batch, the n-th of every n-th key.
+    """
+    keys = SampleKeys(PROMPTS, blend)
+    if (folder / "state.json").exists():
+        keys.load_state_dict(json.loads((folder / "state.json").read_text()))
+    for step, batch in zip(range(steps), keys.batches(size), strict=False):
+        answers = ask(batch)
+        if step == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        workers = len(answers)
+        with open(folder / "seen.txt", "a") as file:
+            file.writelines(f"{answers[number % workers][number // workers]}\n" for number in range(len(batch)))
+        (folder / "new.json").write_text(json.dumps(keys.state_dict()))
+        (folder / "new.json").replace(folder / "state.json")

@@ -15,16 +15,18 @@ from accelerate import Accelerator
 from accelerate.data_loader import skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 
-from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite import WorkerConfig
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
-from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
-from tests.extras.frameworks.numbered_samples import (
+from tests.extras.frameworks.framework_runs import (
     SAMPLES,
     Model,
     expected,
+    log_line,
     micro_batches,
     numbers_of,
+    reached,
+    run_processes,
     train_data,
     val_data,
 )
@@ -69,10 +71,7 @@ def test_killed_on_two_processes_and_resumed_on_others(
     leaf = leaf_of(SAMPLES, "hf")
     run = partial(train, leaf, tmp_path, packed=packed)
 
-    def is_far() -> bool:
-        return any(line["step"] >= 10 for line in logged(tmp_path, "killed-0"))
-
-    run_processes(2, partial(run, "killed", 10_000), tmp_path, kill_when=is_far)
+    run_processes(2, partial(run, "killed", 10_000), tmp_path, kill_when=reached(tmp_path, "killed-0", 10))
     first = max(int(path.name[:-5]) for path in tmp_path.glob("*.done"))
     read = run_processes(resumed_on, partial(run, "resumed", first + 6), tmp_path)
     assert set(read) == {7}  # one more than steps: that on which the loop ends
@@ -80,7 +79,7 @@ def test_killed_on_two_processes_and_resumed_on_others(
     assert len(seen) == 2 * first + 6 * resumed_on and seen == expected(leaf, len(seen), packed=packed)
 
 
-def validate(leaf: Path, *, twice: bool = True) -> list[int]:
+def validate(leaf: Path) -> list[int]:
     """What a validation gathers, after one that was left early."""
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(AccelerateLoader(val_data(leaf, WorkerConfig.default_worker_config(num_workers=0))))
@@ -113,27 +112,12 @@ def test_the_last_batch_of_a_pass_ends_an_accumulation(packed: bool, leaf_of: Le
     assert count == 13 or packed
 
 
-def test_batches_that_were_taken_ahead_come_again(leaf_of: Leaf) -> None:
-    """Of a pass of which nobody knows the end, one is: neither a loop that is left nor a state loses it."""
-    leaf = leaf_of(SAMPLES, "hf")
-    Accelerator(cpu=True)
-    loader = AccelerateLoader(get_savable_loader(train_data(leaf, ALONE, repeat=False, packed=True)))
-    seen = [numbers_of(batch) for _, batch in zip(range(2), loader, strict=False)]
-    state = loader.state_dict()
-    seen += [numbers_of(batch) for _, batch in zip(range(2), loader, strict=False)]
-    everything = expected(leaf, 4, repeat=False, packed=True)
-    assert seen == everything
-    loader.load_state_dict(state)
-    assert numbers_of(next(iter(loader))) == everything[2]
-    loader.close()
-
-
 def test_what_accelerate_looks_for_behind_a_loader(leaf_of: Leaf) -> None:
     Accelerator(cpu=True)
-    leaf, config = leaf_of(SAMPLES, "hf"), ALONE
-    loader = AccelerateLoader(train_data(leaf, config))
+    leaf = leaf_of(SAMPLES, "hf")
+    loader = AccelerateLoader(train_data(leaf, ALONE))
     assert (len(loader), len(loader.dataset)) == (13, SAMPLES)
-    assert len(AccelerateLoader(val_data(leaf, config)).dataset) == SAMPLES
+    assert len(AccelerateLoader(val_data(leaf, ALONE)).dataset) == SAMPLES
     skipping = iter(skip_first_batches(loader, 3))
     assert numbers_of(next(skipping)) == expected(leaf, 4)[3]
     with pytest.raises(UsageError, match="the trainer's data is a list"):

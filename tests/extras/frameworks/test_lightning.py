@@ -18,13 +18,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.lightning import EnergonDataModule
-from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
-from tests.extras.frameworks.numbered_samples import (
+from tests.extras.frameworks.framework_runs import (
     SAMPLES,
     Model,
     expected,
+    log_line,
     micro_batches,
     numbers_of,
+    reached,
+    run_processes,
     train_data,
     val_data,
 )
@@ -32,6 +34,8 @@ from tests.extras.frameworks.numbered_samples import (
 Leaf = Callable[[int, str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False}
+QUIET |= {"enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Module(LightningModule):
@@ -40,17 +44,13 @@ class Module(LightningModule):
     def __init__(self, seen_file: Path, fail_at: int | None = None):
         super().__init__()
         self.model, self.seen_file, self.fail_at = Model(), seen_file, fail_at
-        self.steps, self.validated = 0, list[int]()
+        self.validated = list[int]()
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         if self.global_step == self.fail_at:
             raise RuntimeError("a step that fails")
-        log_line(
-            Path(f"{self.seen_file}-{self.global_rank}"),
-            step=self.global_step,
-            rank=self.global_rank,
-            numbers=numbers_of(batch),
-        )
+        place = {"step": self.global_step, "rank": self.global_rank}
+        log_line(Path(f"{self.seen_file}-{self.global_rank}"), **place, numbers=numbers_of(batch))
         return self.model(batch["number"], batch["labels"])["loss"]
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
@@ -76,17 +76,8 @@ def train(
     """A run; what it saw is in ``tag-RANK``."""
     module = Module(folder / tag, fail_at)
     saves = ModelCheckpoint(folder / "saved", filename="{step}", every_n_train_steps=every, save_top_k=-1)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        default_root_dir=folder,
-        callbacks=[saves, OnExceptionCheckpoint(folder)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **given,
-    )
+    given |= QUIET | {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    trainer = Trainer(callbacks=[saves, OnExceptionCheckpoint(folder)], default_root_dir=folder, **given)
     module_of_data = EnergonDataModule(
         lambda config: train_data(leaf, config, **(data or {})),
         (lambda config: val_data(leaf, config)) if val else None,
@@ -101,12 +92,8 @@ def test_killed_on_two_devices_and_resumed_on_three(tmp_path: Path, leaf_of: Lea
     """In the middle of an epoch: of 7 batches on two devices, of 5 on three."""
     leaf = leaf_of(SAMPLES, "hf")
 
-    def is_far() -> bool:
-        return any(line["step"] >= 12 for line in logged(tmp_path, "killed-0"))
-
-    run_processes(
-        2, partial(train, leaf, tmp_path, "killed", devices=2, max_steps=10_000, every=5), tmp_path, kill_when=is_far
-    )
+    killed = partial(train, leaf, tmp_path, "killed", devices=2, max_steps=10_000, every=5)
+    run_processes(2, killed, tmp_path, kill_when=reached(tmp_path, "killed-0", 12))
     saved = str(tmp_path / "saved" / "step=10.ckpt")
     found = run_processes(3, partial(train, leaf, tmp_path, "again", devices=3, max_steps=20, resume=saved), tmp_path)
     assert [(step, read) for step, _, read, _ in found] == [(20, 10)] * 3  # nothing was read to be skipped
@@ -185,8 +172,7 @@ def test_several_validations(tmp_path: Path, leaf_of: Leaf) -> None:
         {name: lambda config, count=count: val_data(leaf_of(count, "hf"), config) for name, count in several.items()},
         num_workers=0,
     )
-    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    Trainer(accelerator="cpu", **options).validate(module, data)
+    Trainer(**QUIET, enable_checkpointing=False).validate(module, data)
     assert module.validated == [*range(5), *range(3)]
 
 

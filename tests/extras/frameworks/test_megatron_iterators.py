@@ -1,7 +1,11 @@
-"""Iterators for Megatron, without Megatron: passes, places by counts, states in its files."""
+"""Iterators for Megatron, without Megatron: passes, places by counts, states in its files; and Bridge as installed."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,13 +71,11 @@ def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callabl
 def test_validation_goes_on_where_the_count_says(world: int, leaf_of: Callable[..., Path]) -> None:
     """Of 9 samples on two ranks: 5 micro-batches, 3 steps a pass, the last of which one rank has nothing to do in."""
 
-    def iterator(rank: int, consumed: int) -> DataIterator:
+    def iterator(rank: int, consumed: int) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
         data = get_val_dataset(leaf_of(9), batch_size=2, worker_config=config)
-        found: DataIterator = data_iterators(
-            None, data, micro_batch_size=2, progress=SimpleNamespace(consumed_valid_samples=consumed)
-        )[1]
-        return found
+        run = SimpleNamespace(consumed_valid_samples=consumed)
+        return data_iterators(None, data, micro_batch_size=2, progress=run)[1]
 
     for rank in range(world):
         expected = keys(iterator(rank, 0), 14)
@@ -87,12 +89,11 @@ def test_batches_by_tokens_go_on_where_the_count_says(
 ) -> None:
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) * 37 % 60 + 1)
 
-    def iterator(rank: int, consumed: int, **options: Any) -> DataIterator:
+    def iterator(rank: int, consumed: int, **options: Any) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
         data = get_train_dataset(leaf_of(31), worker_config=config, batching=Greedy(Capacity(99)), **options)
         run = SimpleNamespace(step=3, consumed_train_samples=consumed)
-        found: DataIterator = data_iterators(data, micro_batch_size=1, progress=run)[0]
-        return found
+        return data_iterators(data, micro_batch_size=1, progress=run)[0]
 
     for options in ({}, {"repeat": False}):  # one stream without end; passes
         for rank in range(world):
@@ -137,6 +138,31 @@ def test_states_are_looked_for_where_megatron_puts_them(tmp_path: Path, leaf_of:
 
 
 def test_without_the_package_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "megatron.core", None)
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(UsageError, match=r"energon-lite\[megatron\]"):
         worker_config()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("megatron", "megatron.core", "megatron.bridge")),
+    reason="megatron-bridge is not installed: pip install --no-deps megatron-core==0.16.1 megatron-bridge==0.3.1",
+)
+def test_its_provider_runs_over_our_names_and_ours_is_saved_and_resumed(
+    tmp_path: Path, leaf_of: Callable[..., Path]
+) -> None:
+    program = [sys.executable, "-m", "tests.extras.frameworks.bridge_run", str(leaf_of(12)), str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["flags"] == [True, True, True]
+    assert sorted(key for keys in found["theirs"] for key in keys) == sorted(f"a-{number}" for number in range(12))
+    assert found["again"] == found["theirs"]
+    assert found["their validation"] == [2, 2]
+    # It hands on a generator, which has no state; so its own provider cannot be resumed, over whichever library.
+    assert "Could not find a save_state" in found["their saving"]
+
+    assert (tmp_path / "iter_0000003" / "train_dataloader_dprank000.pt").exists()
+    expected, resumed = found["ours"]
+    assert resumed == expected
+    assert found["our validation"] == [["a-0", "a-1"], ["a-2", "a-3"]]

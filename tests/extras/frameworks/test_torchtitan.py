@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_processing_dataset, get_savable_loader, pack_sequences, pad_sequences
-from energon_lite.batching import PackedBatch, TokenSequence
-from energon_lite.errors import StateError, StateMismatchError, UsageError
+from energon_lite.batching import TokenSequence
+from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks import torchtitan as adapter
 from energon_lite.extras.frameworks.torchtitan import (
     IGNORED,
@@ -38,18 +38,10 @@ STEP = 24
 SEQ_LEN = 48
 
 
-def loader_of(
-    make: MakeLoader,
-    rank: int = 0,
-    world: int = 1,
-    *,
-    workers: int = 0,
-    path: str = "titan://70",
-    infinite: bool = True,
-) -> TitanLoader:
+def loader_of(make: MakeLoader, rank: int = 0, world: int = 1, *, workers: int = 0, **asked: Any) -> TitanLoader:
     config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    asked = LoaderRequest(worker_config=config, dataset_path=path, seq_len=SEQ_LEN, infinite=infinite)
-    return TitanLoader(make, asked)
+    asked = {"dataset_path": "titan://70", "seq_len": SEQ_LEN} | asked
+    return TitanLoader(make, LoaderRequest(worker_config=config, **asked))
 
 
 def digest(pair: tuple[dict[str, Any], torch.Tensor]) -> str:
@@ -134,7 +126,7 @@ def test_validation_shows_each_sample_once_in_as_many_steps_on_all_ranks(
         return model_inputs(batch, seq_len)
 
     monkeypatch.setattr(adapter, "model_inputs", noted)
-    ranks = [list(loader_of(validate, rank, world, path="titan://50", infinite=False)) for rank in range(world)]
+    ranks = [list(loader_of(validate, rank, world, dataset_path="titan://50", infinite=False)) for rank in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
     assert sorted(int(key) for batch in keys for key in batch) == list(range(50))
     blanks = [pair for rank in ranks for pair in rank if bool((pair[1] == IGNORED).all())]
@@ -189,23 +181,37 @@ def listed(pair: tuple[dict[str, Any], torch.Tensor]) -> dict[str, Any]:
     return {name: value.tolist() for name, value in (pair[0] | {"labels": pair[1]}).items()}
 
 
-def test_packs_have_positions_that_begin_anew_and_labels_that_do_not_count() -> None:
-    packed = pack_sequences([sequence("a", [5, 6, 7], [0, 1, 1]), sequence("b", [8, 9])], pad=3)
-    assert listed(model_inputs(packed, 8)) == {
-        "input": [[5, 6, 7, 8, 9, 0, 0, 0]],
-        "positions": [[0, 1, 2, 0, 1, 0, 1, 2]],
-        "labels": [[IGNORED, 7, 8, 9, 10, IGNORED, IGNORED, IGNORED]],
-    }
-    assert model_inputs(packed)[0]["input"].tolist() == [[5, 6, 7, 8, 9]]
+#: Batches, the length of rows, and what the model gets: packs whose positions begin anew, labels that do not count,
+#: padded rows; and of an empty batch a row of which nothing counts, the shortest one if no length is told.
+INPUTS = [
+    (
+        pack_sequences([sequence("a", [5, 6, 7], [0, 1, 1]), sequence("b", [8, 9])], pad=3),
+        8,
+        {"input": [[5, 6, 7, 8, 9, 0, 0, 0]], "positions": [[0, 1, 2, 0, 1, 0, 1, 2]]}
+        | {"labels": [[IGNORED, 7, 8, 9, 10, IGNORED, IGNORED, IGNORED]]},
+    ),
+    (
+        pack_sequences([sequence("a", [5, 6]), sequence("b", [8])], pad=3),
+        None,
+        {"input": [[5, 6, 8]], "positions": [[0, 1, 0]], "labels": [[6, 7, 9]]},
+    ),
+    (
+        pad_sequences([sequence("a", [5, 6]), sequence("b", [8])], pad=3),
+        3,
+        {"input": [[5, 6, 0], [8, 3, 0]], "positions": [[0, 1, 0], [0, 1, 0]]}
+        | {"labels": [[6, 7, IGNORED], [9, IGNORED, IGNORED]]},
+    ),
+    *(
+        (make([], pad=0), length, {"input": [[0] * n], "positions": [[*range(n)]], "labels": [[IGNORED] * n]})
+        for make in (pack_sequences, pad_sequences)
+        for length, n in ((2, 2), (None, 1))
+    ),
+]
 
 
-def test_padded_rows() -> None:
-    padded = pad_sequences([sequence("a", [5, 6]), sequence("b", [8])], pad=3)
-    assert listed(model_inputs(padded, 3)) == {
-        "input": [[5, 6, 0], [8, 3, 0]],
-        "positions": [[0, 1, 0], [0, 1, 0]],
-        "labels": [[6, 7, IGNORED], [9, IGNORED, IGNORED]],
-    }
+@pytest.mark.parametrize(("batch", "length", "inputs"), INPUTS)
+def test_inputs_of_packed_padded_and_empty_batches(batch: Any, length: int | None, inputs: dict[str, Any]) -> None:
+    assert listed(model_inputs(batch, length)) == inputs
 
 
 def test_media_are_inputs_by_their_names() -> None:
@@ -237,37 +243,26 @@ def test_a_dict_of_the_users_own() -> None:
     assert model_inputs(empty, 2)[0]["special_tokens"] == {"image_id": 7}
 
 
-@pytest.mark.parametrize("empty", [pack_sequences([], pad=0), pad_sequences([], pad=0)])
-def test_an_empty_batch_is_a_row_of_which_nothing_counts(empty: Any) -> None:
-    expected = {"input": [[0, 0]], "positions": [[0, 1]], "labels": [[IGNORED, IGNORED]]}
-    assert listed(model_inputs(empty, 2)) == expected
-    assert model_inputs(empty, None)[1].tolist() == [[IGNORED]]  # the shortest row that there is
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (pack_sequences([sequence("a", [5, 6], [0, 0.5])], pad=0), "loss_mask between 0 and 1"),
+        (pack_sequences([sequence("a", [5, 6, 7])], pad=0), r"a row of 3 tokens, and training\.seq_len is 2"),
+        ({"image": torch.zeros(1)}, "this batch, a dict, has image"),
+        ([1, 2], "this batch, a list, has no fields"),
+    ],
+)
+def test_what_is_refused(batch: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        model_inputs(batch, 2)
 
 
-def test_what_is_refused() -> None:
-    packed: PackedBatch = pack_sequences([sequence("a", [5, 6, 7], [0, 0.5, 1])], pad=0)
-    with pytest.raises(UsageError, match="loss_mask between 0 and 1"):
-        model_inputs(packed)
-    with pytest.raises(UsageError, match=r"a row of 3 tokens, and training\.seq_len is 2"):
-        model_inputs(pack_sequences([sequence("a", [5, 6, 7])], pad=0), 2)
-    with pytest.raises(UsageError, match="this batch, a dict, has image"):
-        model_inputs({"image": torch.zeros(1)})
-    with pytest.raises(UsageError, match="this batch, a list, has no fields"):
-        model_inputs([1, 2])
+def test_what_is_no_loader_is_refused() -> None:
+    def dataset_of(asked: LoaderRequest) -> Any:
+        return train(asked).dataset
+
     with pytest.raises(UsageError, match=r"dataset_of returned a PlannedDataset[\s\S]*get_savable_loader"):
         loader_of(dataset_of)
-
-
-def dataset_of(asked: LoaderRequest) -> Any:
-    return train(asked).dataset
-
-
-def test_states_that_are_refused() -> None:
-    loader = loader_of(train)
-    with pytest.raises(StateError):
-        loader.load_state_dict({"state": "{}"})
-    with pytest.raises(StateMismatchError, match="samples"):
-        loader.load_state_dict(loader_of(train, path="titan://71").state_dict())
 
 
 def test_without_torchtitan_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

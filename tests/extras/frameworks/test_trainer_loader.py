@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,18 +18,10 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
-from tests.extras.frameworks.numbered_samples import expected, numbers_of, train_data, val_data
+from tests.extras.frameworks.framework_runs import expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
-
-@dataclass
-class Pair:
-    left: Any
-    right: Any
-
-
-class Named(NamedTuple):
-    value: Any
+Pair, Named = make_dataclass("Pair", ["left", "right"]), namedtuple("Named", "value")
 
 
 def loaders(leaf: Path, ranks: int, make: Any = val_data) -> list[TrainerLoader]:
@@ -66,11 +59,7 @@ def test_a_limit_counts_as_the_end(leaf_of: Callable[..., Path]) -> None:
 
 def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> None:
     """Five of thirteen batches were seen by one rank; eight are left for three."""
-
-    def passes(leaf: Path, config: WorkerConfig) -> Any:
-        return train_data(leaf, config, repeat=False)
-
-    leaf = leaf_of(26, "hf")
+    leaf, passes = leaf_of(26, "hf"), partial(train_data, repeat=False)
     (alone,) = loaders(leaf, 1, passes)
     take(alone, 5)
     ranks = loaders(leaf, 3, passes)

@@ -1,4 +1,4 @@
-"""Hugging Face's own Trainer with the mixin: what is seen after a kill, on other processes, and in evaluation."""
+"""Hugging Face's own Trainer with the mixin, and TRL's: what is seen after a kill, elsewhere, and in evaluation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ pytest.importorskip("transformers")
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.errors import StateError, TopologyError, UsageError
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks import transformers as adapter
 from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, newest_checkpoint, use_loaders
-from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
-from tests.extras.frameworks.numbered_samples import (
+from tests.extras.frameworks.framework_runs import (
     SAMPLES,
     Model,
     expected,
+    log_line,
+    logged,
     micro_batches,
     numbers_of,
+    reached,
+    run_processes,
     train_data,
     val_data,
 )
@@ -85,10 +88,7 @@ def test_killed_on_two_processes_and_resumed_on_three(tmp_path: Path, leaf_of: L
     leaf, steps = leaf_of(SAMPLES, "hf"), {"gradient_accumulation_steps": 2}
     slow = partial(train, leaf, tmp_path, "killed", max_steps=10_000, workers=1, **steps)
 
-    def is_far() -> bool:
-        return any(line["step"] >= 9 for line in logged(tmp_path, "killed-0"))
-
-    run_processes(2, slow, tmp_path, kill_when=is_far)
+    run_processes(2, slow, tmp_path, kill_when=reached(tmp_path, "killed-0", 9))
     whole = tmp_path / "out" / "checkpoint-6"
     for number, (name, text) in enumerate([("trainer_state.json", '{"epo'), ("optimizer.pt", "PK"), (MARK, "")]):
         half = tmp_path / "out" / f"checkpoint-{990 + number}"  # what a kill leaves of a checkpoint
@@ -222,28 +222,25 @@ class Keeps(Prepares, Seen):
 
 
 def test_one_call_for_a_trainer_that_prepares_its_data(tmp_path: Path, leaf_of: Leaf) -> None:
-    leaf, config = leaf_of(SAMPLES, "hf"), ALONE
+    leaf = leaf_of(SAMPLES, "hf")
     rows = [{"number": 1.0, "labels": 1}]
     for kind in (Prepares, Keeps):
         trainer = kind(Model(), arguments_in(tmp_path, max_steps=4), train_dataset=rows, compute_metrics=metrics)
         trainer.seen_file = tmp_path / "one-0"
-        use_loaders(trainer, train=train_data(leaf, config), evaluation={"a": val_data(leaf, config), "b": rows})
+        use_loaders(trainer, train=train_data(leaf, ALONE), evaluation={"a": val_data(leaf, ALONE), "b": rows})
         trainer.train()
     assert isinstance(trainer, Keeps) and trainer.first == rows[0] and len(trainer.kept) == 13
     assert micro_batches(tmp_path, "one") == expected(leaf, 4)
     assert (tmp_path / "out" / "checkpoint-4" / "energon_lite_loader.json").exists()
     found = trainer.evaluate()
     assert found["eval_a_seen"] == list(range(SAMPLES)) and found["eval_b_seen"] == [1]
-    assert trainer.predict(val_data(leaf, config)).label_ids.tolist() == list(range(SAMPLES))
+    assert trainer.predict(val_data(leaf, ALONE)).label_ids.tolist() == list(range(SAMPLES))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, leaf_of: Leaf) -> None:
     leaf = leaf_of(SAMPLES, "hf")
     with pytest.raises(UsageError, match="batches have 2 samples, but the trainer assumes 3"):
         one_run(leaf, tmp_path, per_device_train_batch_size=3).train()
-    elsewhere = train_data(leaf, WorkerConfig(rank=1, world_size=2))
-    with pytest.raises(TopologyError, match="made for rank 1 of 2, and this process is rank 0 of 1"):
-        Seen(Model(), arguments_in(tmp_path), train_dataset=elsewhere).train()
     one_run(leaf, tmp_path, max_steps=2).train()
     os.remove(tmp_path / "out" / "checkpoint-2" / "energon_lite_loader.json")
     with pytest.raises(StateError, match=r"energon_lite_loader\.json"):
@@ -269,3 +266,82 @@ def test_a_checkpoint_that_is_passed_over_is_said(tmp_path: Path, caplog: pytest
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and "checkpoint-3 is passed over: optimizer.pt is cut short" in said[0]
     assert "checkpoint-2 is passed over: the checkpoint cannot be resumed" in said[1]
+
+
+# -- TRL's supervised fine-tuning, as it is: a class of its own between Trainer and the user, that prepares its data ---
+
+WORDS = ["<pad>", "<end>", *(f"w{number}" for number in range(30))]
+
+
+class Tokens(TaskEncoder):
+    """A sample is four tokens: its number and the next ones."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        number = int(sample.__key__.rpartition("-")[2])
+        tokens = torch.tensor([2 + (number + place) % 30 for place in range(4)])
+        return {"key": sample.__key__, "input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def sft_trainer(leaf: Path, folder: Path, steps: int) -> Any:
+    trl = pytest.importorskip("trl", reason="needs trl and datasets, which are not among the packages of the tests")
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
+    )
+    arguments = trl.SFTConfig(
+        str(folder / "out"),
+        max_steps=steps,
+        save_steps=3,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
+        eval_strategy="steps",
+        eval_steps=3,
+        gradient_accumulation_steps=2,
+        use_cpu=True,
+        bf16=False,
+        lr_scheduler_type="constant",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    rows = Dataset.from_list([{"text": "w1 w2 w3"}] * 4)
+    torch.manual_seed(0)
+    trainer = trl.SFTTrainer(
+        LlamaForCausalLM(config), args=arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer
+    )
+    options: dict[str, Any] = {"worker_config": ALONE, "task_encoder": Tokens()}
+    train = get_savable_loader(get_train_dataset(leaf, batch_size=2, **options))
+    use_loaders(trainer, train=train, evaluation=get_val_dataset(leaf, batch_size=2, **options))
+    trainer.seen = []
+    step = trainer.training_step
+
+    def training_step(model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        trainer.seen.append((inputs["input_ids"][:, 0] - 2).tolist())
+        return step(model, inputs, *args)
+
+    trainer.training_step = training_step
+    return trainer
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_supervised_fine_tuning_goes_on_where_it_was(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
+    leaf = leaf_of(14, "trl")
+    whole = sft_trainer(leaf, tmp_path / "whole", 8)
+    whole.train()
+    first = sft_trainer(leaf, tmp_path / "again", 3)
+    first.train()
+    again = sft_trainer(leaf, tmp_path / "again", 8)
+    again.train(resume_from_checkpoint=True)
+    assert len(whole.seen) > 12 and first.seen + again.seen == whole.seen
+    losses, after = (
+        [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        for trainer in (whole, again)
+    )
+    assert len(losses) == 3 and after == losses

@@ -68,14 +68,8 @@ class Encoder(TaskEncoder):
             values = torch.arange(patches * WIDTH, dtype=torch.float32).view(1, patches, WIDTH)
             media = {"pixel_values": (values + number).sin(), "grid_thw": torch.tensor([[1, patches, 1]])}
         row, labels, mask = next_token_pairs(tokens, tokens != PICTURE)
-        return TokenSequence(
-            __key__=sample["__key__"],
-            __restore_key__=sample["__restore_key__"],
-            tokens=row,
-            labels=labels,
-            loss_mask=mask,
-            media=media,
-        )
+        keys = {name: sample[name] for name in ("__key__", "__restore_key__")}
+        return TokenSequence(**keys, tokens=row, labels=labels, loss_mask=mask, media=media)
 
     @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSequence]) -> Any:

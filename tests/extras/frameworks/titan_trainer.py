@@ -29,6 +29,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.extras.frameworks.titan_data import PICTURE
 
+#: Steps between checkpoints, and tokens of a row.
+SAVE_EVERY, SEQ_LEN = 2, 48
+
 try:
     from torch.nn.attention.flex_attention import AuxOutput, create_block_mask, create_mask
 except ImportError:
@@ -117,9 +120,7 @@ def run(
     steps: int,
     until: int | None = None,
     micro_batches: int,
-    save_every: int = 2,
     on_step: Callable[[int], None] = lambda step: None,
-    seq_len: int = 48,
     **checkpoint: Any,
 ) -> Run:
     """Train the debug model on this rank, from the newest checkpoint in ``folder`` if there is one.
@@ -139,7 +140,7 @@ def run(
 
     found = Run()
     with mock.patch.dict("os.environ", {"LOCAL_RANK": str(rank)}):
-        trainer: Any = _config(folder, train, validate, steps, micro_batches, save_every, seq_len, checkpoint).build()
+        trainer: Any = _config(folder, train, validate, steps, micro_batches, checkpoint).build()
     assert type(trainer) is Trainer
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):
@@ -181,15 +182,13 @@ def run(
     return found
 
 
-def _config(
-    folder: Path, train: Any, validate: Any, steps: int, micro_batches: int, save_every: int, seq_len: int, more: Any
-) -> Any:
+def _config(folder: Path, train: Any, validate: Any, steps: int, micro_batches: int, more: Any) -> Any:
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.models.llama3 import config_registry
 
     config = config_registry.llama3_debugmodel()
     config.model_spec.model = _seeing(config.model_spec.model)
-    validator = replace(config.validator, enable=validate is not None, freq=save_every, steps=-1)
+    validator = replace(config.validator, enable=validate is not None, freq=SAVE_EVERY, steps=-1)
     return replace(
         config,
         dataloader=train,
@@ -203,12 +202,12 @@ def _config(
             config.training,
             local_batch_size=1,
             global_batch_size=micro_batches,
-            seq_len=seq_len,
+            seq_len=SEQ_LEN,
             steps=steps,
             disable_cuda_graphs=True,
             mixed_precision_param="float32",
         ),
-        checkpoint=replace(config.checkpoint, enable=True, interval=save_every, **more),
+        checkpoint=replace(config.checkpoint, enable=True, interval=SAVE_EVERY, **more),
         comm=replace(config.comm, trace_buf_size=0),
     )
 

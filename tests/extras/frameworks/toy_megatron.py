@@ -9,7 +9,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +57,6 @@ class Arguments:
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0
-    losses: list[float] = field(default_factory=list)
 
     @property
     def micro_batches(self) -> int:
@@ -148,21 +147,20 @@ class _Values(torch.nn.Module):
         return value.flatten(2)
 
 
-def pretrain(provider: Provider, args: Arguments) -> list[float]:
-    """Train to ``args.train_iters``, from the newest checkpoint in ``args.save``; returns the losses."""
+def pretrain(provider: Provider, args: Arguments) -> None:
+    """Take batches to ``args.train_iters``, from the newest checkpoint in ``args.save``; nothing is learned of them."""
     with on_cpu(args.layout) as groups:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         chunks = make_model(groups, args.layout)
-        _load(args, groups, chunks)
+        _load(args)
         train, valid, _ = _data_iterators(provider, args, groups)
         do_valid = [valid is not None]
         dist.broadcast_object_list(do_valid, src=0)  # ranks without data take part
-        optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.5)
         run = get_forward_backward_func()
 
-        def schedule(iterator: Any, kind: str) -> list[Any]:
-            found: list[Any] = run(
+        def schedule(iterator: Any, kind: str) -> None:
+            run(
                 forward_step_func=lambda own, chunk: forward_step(own, chunk, groups, args, kind),
                 data_iterator=iterator,
                 model=chunks if args.layout.vp > 1 else chunks[0],
@@ -171,19 +169,11 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
                 micro_batch_size=args.micro_batch_size,
                 forward_only=kind != "train",
             )
-            return found
 
         while args.iteration < args.train_iters:
             if args.iteration == args.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.zero_grad()
-            losses = schedule(train, "train")
-            group = groups.get_data_parallel_group(with_context_parallel=True)
-            for parameter in (p for chunk in chunks for p in chunk.parameters() if p.grad is not None):
-                dist.all_reduce(parameter.grad, group=group)
-                parameter.grad /= group.size() * args.micro_batches
-            optimizer.step()
-            args.losses += [float(sum(one["loss"] for one in losses))] if losses else []
+            schedule(train, "train")
             args.iteration += 1
             args.consumed_train_samples += args.global_batch_size
             if args.iteration % args.eval_interval == 0 and do_valid[0]:
@@ -192,8 +182,7 @@ def pretrain(provider: Provider, args: Arguments) -> list[float]:
                         schedule(valid, "valid")
                     args.consumed_valid_samples += args.global_batch_size
             if args.iteration % args.save_interval == 0:
-                _save(args, groups, chunks, train)
-        return args.losses
+                _save(args, groups, train)
 
 
 def forward_step(iterator: Any, chunk: Any, groups: Any, args: Arguments, kind: str) -> tuple[Any, Any]:
@@ -248,12 +237,10 @@ def _folder(args: Arguments, root: Path) -> Path:
     return root / f"iter_{args.iteration:07d}"
 
 
-def _save(args: Arguments, groups: Any, chunks: list[Any], train: Any) -> None:
+def _save(args: Arguments, groups: Any, train: Any) -> None:
     _save_dataloader_state(args, groups, train)
     folder = _folder(args, args.save)
     folder.mkdir(parents=True, exist_ok=True)
-    if groups.get_data_parallel_rank(with_context_parallel=True) == 0:
-        torch.save([chunk.state_dict() for chunk in chunks], folder / _weights(args, groups))
     counts = {name: getattr(args, name) for name in ("iteration", "consumed_train_samples", "consumed_valid_samples")}
     dist.barrier()
     if dist.get_rank() == 0:
@@ -277,24 +264,13 @@ def _save_dataloader_state(args: Arguments, groups: Any, train: Any) -> None:
     torch.save({"dataloader_state_dict": state}, path)
 
 
-def _weights(args: Arguments, groups: Any) -> str:
-    layout = args.layout
-    ranks = groups.get_tensor_model_parallel_rank(), groups.get_pipeline_model_parallel_rank()
-    return f"tp{layout.tp}-pp{layout.pp}-vp{layout.vp}-{ranks[0]}-{ranks[1]}.pt"
-
-
-def _load(args: Arguments, groups: Any, chunks: list[Any]) -> None:
-    """Weights only where the model is cut as it was saved: nothing here depends on them but the losses."""
+def _load(args: Arguments) -> None:
+    """The counts of the newest checkpoint."""
     tracker = args.save / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
         return
     args.iteration = int(tracker.read_text())
-    folder = _folder(args, args.save)
-    vars(args).update(json.loads((folder / "common.json").read_text()))
-    weights = folder / _weights(args, groups)
-    if weights.exists():
-        for chunk, state in zip(chunks, torch.load(weights, weights_only=False), strict=True):
-            chunk.load_state_dict(state)
+    vars(args).update(json.loads((_folder(args, args.save) / "common.json").read_text()))
 
 
 def seen(log: Path) -> list[SimpleNamespace]:

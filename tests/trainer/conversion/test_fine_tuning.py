@@ -1,4 +1,4 @@
-"""A model of Hugging Face, fine-tuned: straight from its folder, on any layout, and back to such a folder."""
+"""A model of Hugging Face, fine-tuned straight from its folder, on any layout; and any run, exported to such a one."""
 
 from __future__ import annotations
 
@@ -8,69 +8,31 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer import (
-    OptimizerConfig,
+    ByteTokenizer,
     Trainer,
-    config_from_dict,
+    adopt_norm,
+    find_weights,
     generate,
-    latest_checkpoint,
     load_config,
     load_model,
     load_tokenizer,
+    register_norm,
 )
-from energon_lite.trainer.checkpointing.weights import load_weights
-from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.language_model import load_starting_weights
-from examples.toy_data import chat, write_lines, write_model, write_tokenizer
+from energon_lite.trainer.conversion.export import native_to_huggingface
+from energon_lite.trainer.conversion.huggingface_folder import byte_tokenizer_files
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+from examples.toy_data import make_toy_data
 from tests.fork_server import run_program
-from tests.testing import invoke
-from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config
-from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.testing import examples, output_of
+from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config, save_run, write_words
+from tests.trainer.parallel.rank_processes import RunRanks
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-@pytest.mark.parametrize(
-    ("world", "sizes", "shape"),
-    [
-        (1, {}, {"num_key_value_heads": 2}),
-        (2, {"tp": 2}, {"num_key_value_heads": 2, "rope_parameters": SCALING}),
-        (2, {"pp": 2}, {"tie_word_embeddings": True}),
-        (4, {"tp": 2}, {"tie_word_embeddings": True, "vocab_size": 100}),
-    ],
-    ids=str,
-)
-def test_each_layout_reads_a_folder_as_it_reads_the_converted_checkpoint(
-    run_ranks: RunRanks, save_model: SaveModel, tmp_path: Path, world: int, sizes: dict[str, int], shape: dict[str, Any]
-) -> None:
-    folder = save_model(shard="20KB", **shape)
-    huggingface_to_native(folder, tmp_path / "native")
-    config = config_from_dict(
-        {
-            "data": {"path": "x", "tokenizer": None},
-            "model": {"preset": "init_from"},
-            "train": {"init_from": str(folder)},
-        }
-    )
-
-    def wrong(rank: int) -> list[str]:
-        mesh, found = build_mesh(**sizes), []
-        models = [LlamaModel(config.model, mesh, seed=seed) for seed in (1, 2)]
-        load_starting_weights(str(folder), models[0])
-        load_weights(tmp_path / "native", models[1], mesh)
-        optimizers = [OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700)) for model in models]
-        theirs = dict(models[1].named_parameters())
-        found += [name for name, p in models[0].named_parameters() if not torch.equal(p, theirs[name])]
-        for one, other in zip(optimizers[0].shards(), optimizers[1].shards(), strict=True):
-            found += [one.name for kind, values in one.tensors.items() if not torch.equal(values, other.tensors[kind])]
-        return found
-
-    assert run_ranks(world, wrong) == [[]] * world
 
 
 def test_a_folder_gives_shape_and_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:
@@ -97,32 +59,12 @@ def test_a_folder_gives_shape_and_tokenizer(save_model: SaveModel, tmp_path: Pat
     assert config("model.dtype=bfloat16").model.dtype == "bfloat16"
 
 
-def test_a_folder_of_another_model_is_refused(run_ranks: RunRanks, save_model: SaveModel, tmp_path: Path) -> None:
-    folder = save_model()
-    write_lines(tmp_path / "chats.jsonl", map(chat, range(4)))
-    data = {"path": str(tmp_path / "chats.jsonl"), "tokenizer": None, "workers": 0}
-    values = {"data": data, "output": str(tmp_path / "run"), "train": {"init_from": str(folder), "steps": 1}}
-    other = config_from_dict(values | {"model": {"hidden_size": 64, "vocab_size": 300}})
-
-    def start(rank: int) -> None:
-        with Trainer(other) as trainer:
-            trainer.run()
-
-    with pytest.raises(RankFailure, match=r"another model, by .*hidden_size is 32 there, 64 here"):
-        run_ranks(1, start)
-
-
 def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Fine-tune on chats by one command, go on with tp 2, export, and transformers says the same."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     toy = tmp_path / "toy-data"
-    toy.mkdir()
-    write_lines(toy / "texts.jsonl", ({"text": str(chat(number))} for number in range(50)))
-    write_tokenizer(toy / "tokenizer", toy / "texts.jsonl")
-    write_model(toy / "llama", toy / "tokenizer")
-    for name, numbers in (("chats", range(40)), ("held_out", range(40, 50))):
-        write_lines(toy / f"{name}.jsonl", map(chat, numbers))
+    make_toy_data(toy, texts=12, chats=40, pictures=4)
     config = tmp_path / "examples/configs/finetune-chat.yaml"
     config.parent.mkdir(parents=True)
     config.write_bytes((EXAMPLES / "configs/finetune-chat.yaml").read_bytes())
@@ -143,21 +85,130 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == list(range(11)), "step 0 is the evaluation at the start"
     assert lines[10]["eval_loss/held_out"] < 0.8 * lines[0]["eval_loss/held_out"]
 
-    arguments = ["convert-weights", "native-to-hf", str(run / "checkpoints"), str(tmp_path / "mine")]
-    exported = invoke(*arguments)
-    assert exported.exit_code == 0, exported.output
+    output_of("convert-weights", "native-to-hf", run / "checkpoints", tmp_path / "mine")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "mine")
     question = [{"role": "user", "content": "What is 3 + 4?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     answer = theirs.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None
+    checkpoint = find_weights(run / "checkpoints")
     ours, own = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = prompt["input_ids"][0].tolist()
-    assert [token for piece, _ in own.chat([*question, {"role": "assistant", "content": ""}]) for token in piece][
-        : len(tokens)
-    ] == tokens
+    pieces = own.chat([*question, {"role": "assistant", "content": ""}])
+    assert [token for piece, _ in pieces for token in piece][: len(tokens)] == tokens
     (said,) = generate(ours, [tokens], max_new_tokens=12, eos=own.eos)
     assert said == answer.tolist() and len(said) > 2
     assert own.decode(said) == tokenizer.decode(answer, skip_special_tokens=True)
+
+
+# -- what a run leaves, as a folder of Hugging Face -------------------------------------------------------------------
+
+
+def export(tmp_path: Path, *options: object) -> str:
+    """What the command says."""
+    return output_of("convert-weights", "native-to-hf", tmp_path / "run", tmp_path / "out", *options)
+
+
+def test_a_run_on_bytes_comes_with_a_tokenizer_that_encodes_equally(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ours = save_run(tmp_path / "run")
+    said = export(tmp_path)
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+        assert name in said and (tmp_path / "out" / name).is_file()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = tokenizer("A text, für Ähnliches.", return_tensors="pt").input_ids
+    assert tokens[0].tolist() == ByteTokenizer().encode("A text, für Ähnliches.")
+    with torch.no_grad():
+        wanted = ours.all_logits(tokens)
+        torch.testing.assert_close(model(tokens).logits, wanted[..., :259], rtol=1e-4, atol=1e-5)
+    texts, padded = ["A text", "Another one"], {"return_tensors": "pt", "padding": True, "padding_side": "left"}
+    mine = tokenizer([tokenizer.bos_token + text for text in texts], add_special_tokens=False, **padded)
+    theirs = model.generate(**mine, max_new_tokens=9, do_sample=False, eos_token_id=[])
+    said = generate(ours, [[256, *text.encode()] for text in texts], max_new_tokens=9)
+    assert theirs[:, mine.input_ids.shape[1] :].tolist() == said
+    assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (256, 257)
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (256, 257, 258)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("bytes")
+    for name, content in byte_tokenizer_files().items():
+        (folder / name).write_bytes(content)
+    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@settings(max_examples=examples(200))
+@given(text=st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(list("<s>/pad \n'.,")))))
+def test_the_byte_tokenizer_of_transformers_is_ours(byte_tokenizer: Any, text: str) -> None:
+    """Also of texts that have the names of special tokens, and of those that others would clean up."""
+    ours = ByteTokenizer()
+    for given_text in (text, text + "<s>", "</s>" + text):
+        tokens = byte_tokenizer(given_text).input_ids
+        assert tokens == ours.encode(given_text)
+        assert byte_tokenizer.decode(tokens, skip_special_tokens=True) == ours.decode(tokens) == given_text
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_run_with_a_tokenizer_comes_with_it(tmp_path: Path, as_file: bool) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    folder = write_words(tmp_path / "words")
+    save_run(tmp_path / "run", tokenizer=folder / "tokenizer.json" if as_file else folder, vocab_size=101)
+    said = export(tmp_path)
+    assert "tokenizer.json" in said and "tokenizer_config.json" in said
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert [1, *tokenizer("a b x").input_ids, 2] == HuggingFaceTokenizer(str(folder)).encode("a b x") == [1, 3, 4, 0, 2]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == 2
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (tmp_path / "words/tokenizer.json").read_bytes()
+
+
+def test_a_tokenizer_that_is_gone_is_said_and_another_can_be_named(tmp_path: Path) -> None:
+    folder = write_words(tmp_path / "words")
+    save_run(tmp_path / "run", tokenizer=folder, vocab_size=101)
+    folder.rename(tmp_path / "moved")
+    said = export(tmp_path)
+    assert "no tokenizer" in said and "--like" in said
+    assert not list((tmp_path / "out").glob("tokenizer*"))
+    (tmp_path / "out").rename(tmp_path / "first")
+    # A model's folder has a configuration too.
+    (tmp_path / "moved/config.json").write_bytes((tmp_path / "first/config.json").read_bytes())
+    (tmp_path / "first/model.safetensors").rename(tmp_path / "moved/model.safetensors")
+    assert "no tokenizer" not in export(tmp_path, "--like", tmp_path / "moved")
+    assert (tmp_path / "out/tokenizer.json").is_file()
+
+
+def test_of_a_model_with_images_only_the_language_model_is_written(tmp_path: Path) -> None:
+    """All of it is refused, before all of it is read."""
+    from transformers import AutoModelForCausalLM
+
+    ours = save_run(tmp_path / "run", image_size=4)
+    export(tmp_path, "--text-only")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.arange(30)[None]
+    with torch.no_grad():
+        wanted = ours.all_logits(tokens)
+        torch.testing.assert_close(model(tokens).logits, wanted[..., :259], rtol=1e-4, atol=1e-5)
+    spoilt = next((tmp_path / "run").glob("*/__0_0.distcp"))
+    content = bytearray(spoilt.read_bytes())
+    content[-1] ^= 1
+    spoilt.write_bytes(content)
+    with pytest.raises(StateError, match="image_size=4") as caught:
+        native_to_huggingface(tmp_path / "run", tmp_path / "all")
+    assert "to-file" in str(caught.value) and "--text-only" in str(caught.value)
+    assert not (tmp_path / "all").exists()
+
+
+def test_another_norm_is_refused(tmp_path: Path) -> None:
+    """Though its tensors have the names and shapes of those of the norm that Llama has."""
+    norm = torch.nn.LayerNorm
+    register_norm("layer_norm", lambda config, mesh: adopt_norm(norm(config.hidden_size, bias=False), config, mesh))
+    save_run(tmp_path / "run", norm="layer_norm")
+    with pytest.raises(StateError, match="layer_norm"):
+        native_to_huggingface(tmp_path / "run", tmp_path / "out")

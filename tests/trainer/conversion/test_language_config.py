@@ -1,30 +1,46 @@
-"""Their configuration and ours: what is read, what is refused by name, and that both ways agree."""
+"""Their configuration and ours: what is read, what is refused by name, that both ways agree, and scaled rotations."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from transformers import AutoConfig
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from energon_lite.errors import ConfigError, StateError
+from energon_lite.trainer import LlamaModel, ModelConfig, RopeScaling, build_mesh, model_preset
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_changes, model_preset
-from tests.trainer.conversion.small_models import configs
+from energon_lite.trainer.conversion.tensor_names import huggingface_name
+from energon_lite.trainer.models.config import model_changes
+from energon_lite.trainer.models.sequence import scaled_frequencies
+from tests.testing import examples
+from tests.trainer.conversion.small_models import configs, scalings
 
-LLAMA_2: dict[str, Any] = {
+#: What all of the makers' files say.
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+LLAMA_2 = COMMON | {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",
     "architectures": ["LlamaForCausalLM"],
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "hidden_act": "silu",
     "hidden_size": 8192,
-    "initializer_range": 0.02,
     "intermediate_size": 28672,
     "max_position_embeddings": 4096,
     "model_type": "llama",
@@ -34,10 +50,7 @@ LLAMA_2: dict[str, Any] = {
     "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.32.0.dev0",
-    "use_cache": True,
     "vocab_size": 32000,
 }
 SCALING = {
@@ -60,14 +73,12 @@ LLAMA_3 = LLAMA_2 | {
     "rope_theta": 500000.0,
     "vocab_size": 128256,
 }
-QWEN_25: dict[str, Any] = {
+QWEN_25 = COMMON | {
     "architectures": ["Qwen2ForCausalLM"],
     "attention_dropout": 0.0,
     "bos_token_id": 151643,
     "eos_token_id": 151643,
-    "hidden_act": "silu",
     "hidden_size": 3584,
-    "initializer_range": 0.02,
     "intermediate_size": 18944,
     "max_position_embeddings": 131072,
     "max_window_layers": 28,
@@ -78,10 +89,7 @@ QWEN_25: dict[str, Any] = {
     "rms_norm_eps": 1e-06,
     "rope_theta": 1000000.0,
     "sliding_window": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.40.1",
-    "use_cache": True,
     "use_mrope": False,
     "use_sliding_window": False,
     "vocab_size": 152064,
@@ -102,13 +110,11 @@ QWEN_3 = QWEN_25 | {
     "sliding_window": None,
     "vocab_size": 151936,
 }
-MISTRAL = {
+MISTRAL = COMMON | {
     "architectures": ["MistralForCausalLM"],
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
     "model_type": "mistral",
@@ -118,10 +124,7 @@ MISTRAL = {
     "rms_norm_eps": 1e-05,
     "rope_theta": 10000.0,
     "sliding_window": 4096,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.34.0.dev0",
-    "use_cache": True,
     "vocab_size": 32000,
 }
 MISTRAL_3 = MISTRAL | {"rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768}
@@ -140,8 +143,8 @@ def test_published_files_are_the_presets(name: str) -> None:
     found, preset = model_config(PUBLISHED[name], where=""), model_preset(name, dtype="bfloat16")
     assert found == preset
     # Exported without the former file, transformers makes the same shapes and angles of it.
-    theirs = transformers_config(huggingface_config(preset, torch.bfloat16))
-    former = transformers_config(PUBLISHED[name])
+    theirs = AutoConfig.for_model(**huggingface_config(preset, torch.bfloat16))
+    former = AutoConfig.for_model(**PUBLISHED[name])
     # A Mistral without sliding window computes what a Llama does.
     assert type(theirs) is type(former) or name == "mistral-7B"
     for key in _SHAPE:
@@ -156,14 +159,9 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 _SHAPE += ("vocab_size", "rms_norm_eps", "tie_word_embeddings")
 
 
-def transformers_config(values: dict[str, Any]) -> Any:
-
-    return AutoConfig.for_model(**values)
-
-
 def test_defaults_are_those_of_transformers() -> None:
     for kind in ARCHITECTURES:
-        theirs = transformers_config({"model_type": kind.model_type})
+        theirs = AutoConfig.for_model(kind.model_type)
         for key, value in kind.defaults.items():
             # Theirs is None where it is not used.
             assert getattr(theirs, key) in (value, None), (kind, key)
@@ -174,32 +172,22 @@ def test_defaults_are_those_of_transformers() -> None:
 
 
 def test_sliding_windows() -> None:
-    assert model_config(MISTRAL, where="").sliding_window == 4096
-    assert model_config(MISTRAL | {"sliding_window": None}, where="").sliding_window is None
-    assert model_config({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, where="").sliding_window == 4096
     slides = QWEN_25 | {"use_sliding_window": True, "sliding_window": 300}
-    for change, window in [
-        ({}, None),  # 28 layers, and those from the 28th on would have one
-        ({"max_window_layers": 0}, 300),
-        ({"layer_types": ["sliding_attention"] * 28}, 300),
-        ({"layer_types": ["full_attention"] * 28}, None),
+    for values, window in [
+        (MISTRAL, 4096),
+        (MISTRAL | {"sliding_window": None}, None),
+        ({key: value for key, value in MISTRAL.items() if key != "sliding_window"}, 4096),
+        (slides, None),  # 28 layers, and those from the 28th on would have one
+        (slides | {"max_window_layers": 0}, 300),
+        (slides | {"layer_types": ["sliding_attention"] * 28}, 300),
+        (slides | {"layer_types": ["full_attention"] * 28}, None),
     ]:
-        assert model_config(slides | change, where="").sliding_window == window
-    for change, at in [
-        ({"max_window_layers": 3}, "max_window_layers"),
-        ({"layer_types": ["sliding_attention", "full_attention"] * 14}, "layer_types"),
-    ]:
+        assert model_config(values, where="").sliding_window == window
+    mixed = ["sliding_attention", "full_attention"] * 14
+    for at, value in {"max_window_layers": 3, "layer_types": mixed}.items():
         with pytest.raises(ConfigError, match="some layers have a sliding window") as caught:
-            model_config(slides | change, where="config.json")
+            model_config(slides | {at: value}, where="config.json")
         assert caught.value.at == at
-
-
-def test_transformers_5_has_other_names_for_the_same() -> None:
-    three = model_config(LLAMA_3, where="config.json")
-    assert three.rope_theta == 500000.0 and three.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
-    renamed = {key: value for key, value in LLAMA_3.items() if key not in ("rope_scaling", "rope_theta", "torch_dtype")}
-    renamed |= {"rope_parameters": SCALING | {"rope_theta": 500000.0}, "dtype": "bfloat16"}
-    assert model_config(renamed, where="config.json") == three
 
 
 @pytest.mark.parametrize(
@@ -229,16 +217,13 @@ def test_what_ours_cannot_do_is_named(change: dict[str, Any], words: str) -> Non
         model_config(LLAMA_3 | change, where="config.json")
 
 
-def test_keys_that_are_off_or_ignored_pass() -> None:
+def test_keys_that_are_off_or_ignored_pass_and_a_missing_one_is_named() -> None:
     plain = model_config(LLAMA_3, where="")
     assert model_config(LLAMA_3 | {"sliding_window": None, "head_dim": 128, "new_switch": False}, where="") == plain
     assert model_config(LLAMA_3 | {"new_thing": 3}, where="", ignore=["new_thing"]) == plain
     with pytest.raises(ConfigError, match="--ignore new_thing"):
         model_config(LLAMA_3 | {"new_thing": 3}, where="")
     assert model_config(LLAMA_3 | {"torch_dtype": "float16"}, where="", dtype="float32").dtype == "float32"
-
-
-def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match="'vocab_size' is missing"):
         model_config({key: value for key, value in LLAMA_2.items() if key != "vocab_size"}, where="config.json")
 
@@ -271,21 +256,7 @@ def test_yarn_as_qwen_writes_it() -> None:
     assert read is not None and read.original_length == QWEN_25["max_position_embeddings"]
 
 
-def test_scalings_that_mean_nothing() -> None:
-    for wrong, words in (
-        ({"kind": "ntk"}, "unknown kind 'ntk'"),
-        ({"attention_factor": 1.2}, "attention_factor=1.2 with kind=llama3"),
-        ({"kind": "yarn", "attention_factor": -1.0}, "attention_factor=-1.0"),
-        ({"factor": 0.5}, "would shrink rows"),
-        ({"kind": "yarn", "low_frequency": 40.0}, "low_frequency is not below"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            RopeScaling(**wrong)
-
-
 def test_a_model_that_they_have_not() -> None:
-    with pytest.raises(StateError, match="image_size=4"):
-        huggingface_config(ModelConfig(image_size=4), torch.float32)
     with pytest.raises(StateError, match="qkv_bias=True, qk_norm=True together"):
         huggingface_config(ModelConfig(qkv_bias=True, qk_norm=True), torch.float32)
 
@@ -305,3 +276,51 @@ def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
     assert kind(hidden_size=100, num_heads=8, head_dim=32) == "MistralForCausalLM"
     made = huggingface_config(ModelConfig(), torch.float32, QWEN_25)
     assert not [key for key in made if "window" in key]
+
+
+# -- scaled rotary frequencies: those of transformers, in float64 ------------------------------------------------------
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
+    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
+        getattr(transformers, kind.name)
+    with ExitStack() as stack:
+        for owner, name, wide in (
+            (torch, "float", torch.float64),
+            (torch, "float32", torch.float64),
+            (torch.Tensor, "float", torch.Tensor.double),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wide))
+        yield
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(configs, scalings)
+def test_logits_of_scaled_rotations_are_theirs(config: ModelConfig, scaling: RopeScaling) -> None:
+    """The logits, in float64."""
+    config = dataclasses.replace(config, rope_scaling=scaling, dtype="float64", vocab_size=50, init_std=0.2)
+    told = AutoConfig.for_model(**huggingface_config(config, torch.float64))
+    ours = LlamaModel(config, build_mesh(), seed=3)
+    tokens = torch.arange(40)[None]
+    with torch.no_grad(), in_double():
+        theirs = AutoModelForCausalLM.from_config(told, attn_implementation="eager").double()
+        for name, p in ours.named_parameters():
+            parameter = theirs.get_parameter(huggingface_name(name))
+            parameter.copy_(p[: len(parameter)])
+        wanted = theirs(tokens).logits
+    torch.testing.assert_close(ours.all_logits(tokens), wanted, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=examples(450))
+@given(scalings, st.sampled_from([8, 12, 64, 96, 128]), st.sampled_from([1e3, 1e4, 5e5, 1e6]))
+def test_frequencies_are_theirs(scaling: RopeScaling, width: int, theta: float) -> None:
+    """For widths of heads, bases, former lengths, and bounds of the waves that are kept."""
+    config = ModelConfig(head_dim=width, rope_theta=theta, rope_scaling=scaling)
+    with in_double():
+        told = AutoConfig.for_model(**huggingface_config(config, torch.float32))
+        wanted, size = ROPE_INIT_FUNCTIONS[scaling.kind](told, "cpu")
+    plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    torch.testing.assert_close(scaled_frequencies(plain, scaling, theta), wanted, rtol=1e-12, atol=0)
+    assert scaling.attention_factor == pytest.approx(size, rel=1e-12)

@@ -9,38 +9,46 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
-from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, StateError, StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state, save_checkpoint
-from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer import (
+    LlamaModel,
+    ModelConfig,
+    MultimodalBatch,
+    VisionConfig,
+    build_mesh,
+    load_model,
+    load_weights,
+    read_state,
+)
 from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.tensor_names import native_name
-from energon_lite.trainer.models.config import ModelConfig, VisionConfig, model_config_of
-from energon_lite.trainer.models.interface import MultimodalBatch
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.generate import load_model
-from tests.trainer.conversion.small_models import SaveModel, change_config, make_model
-from tests.trainer.conversion.small_vision_models import IMAGE, SHAPE, make_encoder, make_llava
-from tests.trainer.parallel.rank_processes import RunRanks
+from energon_lite.trainer.models.config import model_config_of
+from tests.testing import output_of
+from tests.trainer.conversion.small_models import (
+    IMAGE,
+    PIXELS,
+    VISION,
+    SaveModel,
+    change_config,
+    files_of,
+    make_encoder,
+    make_llava,
+    save_run,
+)
 
 KINDS = ["siglip", "clip"]
-PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+#: The encoders' shape, in our words.
+ENCODER = {"hidden_size": 24, "num_layers": 3, "num_heads": 4, "ffn_size": 40}
 
 
-def save(model: Any, folder: Path, *, names: str = "", shard: str = "10GB", pixels: bool = True) -> Path:
+def save(model: Any, folder: Path, *, names: str = "", shard: str = "10GB") -> Path:
     """A folder as the Hub has it; ``names``: as another version of transformers wrote them."""
     model.save_pretrained(folder, max_shard_size=shard)
-    if pixels:
-        (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
     if names:
-        from safetensors.torch import load_file, save_file
-
         changes = {
             "4": [("vision_tower.", "vision_tower.vision_model.")],
             "5": [("language_model.lm_head", "lm_head"), ("language_model.model", "model.language_model")]
@@ -52,10 +60,6 @@ def save(model: Any, folder: Path, *, names: str = "", shard: str = "10GB", pixe
             tensors = {new + name[len(old) :] if name.startswith(old) else name: t for name, t in tensors.items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def evened(images: torch.Tensor) -> torch.Tensor:
@@ -73,12 +77,11 @@ def rows_with_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
     return tokens, torch.rand(3, 3, 14, 14, generator=generator), rows, starts
 
 
-def assert_same_logits(ours: LlamaModel, theirs: Any, *, pixels: bool = True) -> None:
+@torch.no_grad()
+def assert_same_logits(ours: LlamaModel, theirs: Any) -> None:
     tokens, images, rows, starts = rows_with_images()
-    shown = evened(images) if pixels else (images - 0.5) / 0.5
-    with torch.no_grad():
-        wanted = theirs(input_ids=tokens, pixel_values=shown).logits
-        found = ours.all_logits(tokens, images, rows, starts)
+    wanted = theirs(input_ids=tokens, pixel_values=evened(images)).logits
+    found = ours.all_logits(tokens, images, rows, starts)
     assert wanted.std() > 0.1
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -86,43 +89,36 @@ def assert_same_logits(ours: LlamaModel, theirs: Any, *, pixels: bool = True) ->
 # -- the encoder -------------------------------------------------------------------------------------------------------
 
 
+def encoder_of(theirs: Any, **settings: Any) -> torch.nn.Module:
+    """Ours, with the weights of theirs."""
+    config = ModelConfig(image_size=14, patch_size=4, vision=VisionConfig(**ENCODER | settings))
+    model = LlamaModel(config, build_mesh())
+    assert model.vision is not None and config.prefix_length == (1 if "pooling" in settings else 9)
+    model.vision.load_state_dict(theirs.state_dict())
+    return model.vision
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("layer", "size"), [(-1, (14, 14)), (-2, (14, 14)), (-1, (22, 9)), (-3, (5, 30))])
 def test_an_encoder_makes_their_hidden_states(kind: str, layer: int, size: tuple[int, int]) -> None:
     theirs = make_encoder(kind)
-    vision = VisionConfig(
-        kind,
-        **{"hidden_size": 24, "num_layers": 3, "num_heads": 4, "ffn_size": 40, "feature_layer": layer},
-        norm_eps=theirs.config.layer_norm_eps,
-        activation=theirs.config.hidden_act,
-        head=kind == "siglip",
-    )
-    model = LlamaModel(ModelConfig(image_size=14, patch_size=4, vision=vision), build_mesh())
-    assert model.vision is not None
-    model.vision.load_state_dict(theirs.state_dict())
+    told = {"norm_eps": theirs.config.layer_norm_eps, "activation": theirs.config.hidden_act}
+    ours = encoder_of(theirs, kind=kind, feature_layer=layer, head=kind == "siglip", **told)
     images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        made = theirs((images - 0.5) / 0.5, interpolate_pos_encoding=size != (14, 14), output_hidden_states=True)
-        wanted = made.hidden_states[layer][:, int(kind == "clip") :]
-        torch.testing.assert_close(model.vision(images), wanted, rtol=1e-4, atol=1e-4)
+    made = theirs((images - 0.5) / 0.5, interpolate_pos_encoding=size != (14, 14), output_hidden_states=True)
+    wanted = made.hidden_states[layer][:, int(kind == "clip") :]
+    torch.testing.assert_close(ours(images), wanted, rtol=1e-4, atol=1e-4)
     assert wanted.std() > 0.1 and wanted.shape[1] == (size[0] // 4) * (size[1] // 4)
 
 
 @torch.no_grad()
 def test_pooling_is_their_head_or_the_mean() -> None:
-    theirs = make_encoder("siglip")
-    images = torch.rand(2, 3, 14, 14)
+    theirs, images = make_encoder("siglip"), torch.rand(2, 3, 14, 14)
     made = theirs((images - 0.5) / 0.5)
     for pooling, wanted in (("attention", made.pooler_output), ("mean", made.last_hidden_state.mean(1))):
-        vision = VisionConfig(
-            **{"hidden_size": 24, "num_layers": 3, "num_heads": 4, "ffn_size": 40, "head": True},
-            feature_layer=None,
-            pooling=pooling,
-        )
-        model = LlamaModel(ModelConfig(image_size=14, patch_size=4, vision=vision), build_mesh())
-        assert model.vision is not None and model.config.prefix_length == 1
-        model.vision.load_state_dict(theirs.state_dict())
-        torch.testing.assert_close(model.vision(images), wanted[:, None], rtol=1e-4, atol=1e-4)
+        ours = encoder_of(theirs, head=True, feature_layer=None, pooling=pooling)
+        torch.testing.assert_close(ours(images), wanted[:, None], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "names"), [("siglip", ""), ("siglip", "encoder of 4"), ("clip", "")])
@@ -130,11 +126,11 @@ def test_an_encoder_joins_a_language_model_and_leaves_it_unchanged(
     tmp_path: Path, save_model: SaveModel, kind: str, names: str
 ) -> None:
     language, encoder = save_model(vocab_size=101), save(make_encoder(kind), tmp_path / "encoder", names=names)
-    huggingface_to_native(language, tmp_path / "native", vision=encoder)
+    native = huggingface_to_native(language, tmp_path / "native", vision=encoder)
     for part, folder in (("vision_only", encoder), ("text_only", language)):
         native_to_huggingface(tmp_path / "native", tmp_path / part, **{part: True})  # type: ignore[arg-type]
-        assert content(tmp_path / part) == content(folder)
-    config = model_config_of(read_state(latest_checkpoint(tmp_path / "native"))["config"])  # type: ignore[arg-type]
+        assert files_of(tmp_path / part) == files_of(folder)
+    config = model_config_of(read_state(native)["config"])
     assert config.vision is not None and config.vision.image_mean == (0.5, 0.4, 0.3)
     assert (config.image_size, config.patch_size, config.vision.kind) == (14, 4, kind)
     # What has not been there begins as new; the rest is theirs.
@@ -149,15 +145,13 @@ def test_an_encoder_joins_a_language_model_and_leaves_it_unchanged(
 
 
 def test_the_encoder_of_a_whole_siglip_model(tmp_path: Path, save_model: SaveModel) -> None:
-    from transformers import SiglipConfig, SiglipModel
+    from transformers import SiglipConfig, SiglipModel, SiglipVisionModel
 
     text = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
-    whole = SiglipModel(SiglipConfig(vision_config=SHAPE, text_config=text | {"vocab_size": 50}))
+    whole = SiglipModel(SiglipConfig(vision_config=VISION, text_config=text | {"vocab_size": 50}))
     encoder = save(whole, tmp_path / "siglip")
     huggingface_to_native(save_model(vocab_size=101), tmp_path / "native", vision=encoder)
     native_to_huggingface(tmp_path / "native", tmp_path / "back", vision_only=True)
-    from transformers import SiglipVisionModel
-
     back = SiglipVisionModel.from_pretrained(tmp_path / "back")
     images = torch.rand(2, 3, 14, 14)
     with torch.no_grad():
@@ -182,87 +176,43 @@ def test_a_llava_makes_the_same_logits_and_comes_back_unchanged(tmp_path: Path, 
     ours = load_model(huggingface_to_native(folder, tmp_path / "native"))
     assert_same_logits(ours, theirs)
     native_to_huggingface(tmp_path / "native", tmp_path / "back")
-    assert content(tmp_path / "back") == content(folder)
+    assert files_of(tmp_path / "back") == files_of(folder)
     native_to_huggingface(tmp_path / "native", tmp_path / "like", like=folder)
-    assert content(tmp_path / "like") == content(folder)
+    assert files_of(tmp_path / "like") == files_of(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_and_all_gradients_are_theirs(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
+def test_the_loss_and_all_gradients_are_theirs(tmp_path: Path, kind: str) -> None:
     folder = save(make_llava(kind), tmp_path / "hf")
-    huggingface_to_native(folder, tmp_path / "native", dtype="float64")
+    ours = load_model(huggingface_to_native(folder, tmp_path / "native", dtype="float64"))
     tokens, images, rows, starts = rows_with_images()
     labels = torch.randint(0, 100, tokens.shape, generator=torch.Generator().manual_seed(5))
     mask = (tokens != IMAGE).to(torch.float32)
-
-    def compare(rank: int) -> int:
-        batch = MultimodalBatch(
-            **{"__key__": "k", "__restore_key__": ()},
-            **{"tokens": tokens, "labels": labels, "loss_mask": mask, "image": images},
-            **{"image_rows": rows, "image_starts": starts},
-        )
-        ours = load_model(latest_checkpoint(tmp_path / "native"))  # type: ignore[arg-type]
-        loss = ours.loss_sum(batch)
-        loss.backward()
-        theirs = make_llava(kind).double()
-        logits = theirs(input_ids=tokens, pixel_values=evened(images.double())).logits
-        wanted = (F.cross_entropy(logits.transpose(1, 2), labels, reduction="none") * mask).sum()
-        wanted.backward()
-        torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-6)
-        found = dict(ours.named_parameters())
-        learning = {native_name(name): p for name, p in theirs.named_parameters() if p.grad is not None}
-        assert {name for name, p in found.items() if p.grad is not None} == learning.keys()
-        for name, p in learning.items():
-            mine = found[name].grad
-            assert mine is not None and p.grad is not None
-            # Their norms and angles are in float32 even so. (Biases of keys change nothing: gradients of rounding.)
-            most = max(1.0, p.grad.abs().max().item())
-            torch.testing.assert_close(mine[: len(p)], p.grad, rtol=1e-4, atol=1e-6 * most)
-        return len(learning)
-
-    assert run_ranks(1, compare)[0] > 60
-
-
-@pytest.mark.parametrize(("world", "sizes", "tp"), [(4, {"tp": 2, "pp": 2}, None), (2, {"tp": 2}, 1)], ids=str)
-def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
-    run_ranks: RunRanks, tmp_path: Path, world: int, sizes: dict[str, int], tp: int | None
-) -> None:
-    import dataclasses
-
-    folder = save(make_llava("siglip", tie_word_embeddings=tp == 1), tmp_path / "hf")
-    native = huggingface_to_native(folder, tmp_path / "native", read_bytes=500)
-
-    def load_and_save(rank: int) -> None:
-        mesh, config = build_mesh(**sizes), model_config_of(read_state(native)["config"])
-        assert config.vision is not None
-        config = dataclasses.replace(config, vision=dataclasses.replace(config.vision, tp=tp))
-        model = LlamaModel(config, mesh, seed=9)
-        load_weights(tmp_path / "native", model, mesh)
-        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700))
-        save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, read_state(native))
-
-    run_ranks(world, load_and_save)
-    native_to_huggingface(tmp_path / "saved", tmp_path / "back", like=folder)
-    assert content(tmp_path / "back") == content(folder)
+    places = {"image_rows": rows, "image_starts": starts}
+    loss = ours.loss_sum(MultimodalBatch(tokens=tokens, labels=labels, loss_mask=mask, image=images, **places))
+    loss.backward()
+    theirs = make_llava(kind).double()
+    logits = theirs(input_ids=tokens, pixel_values=evened(images.double())).logits
+    wanted = (F.cross_entropy(logits.transpose(1, 2), labels, reduction="none") * mask).sum()
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-6)
+    found = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    learning = {native_name(name): p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    assert found.keys() == learning.keys() and len(learning) > 60
+    for name, grad in learning.items():
+        # Their norms and angles are in float32 even so. (Biases of keys change nothing: gradients of rounding.)
+        most = max(1.0, grad.abs().max().item())
+        torch.testing.assert_close(found[name][: len(grad)], grad, rtol=1e-4, atol=1e-6 * most)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_loads_what_a_run_has_made(tmp_path: Path, kind: str) -> None:
     from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
-    vision = {"kind": kind, "hidden_size": 24, "num_layers": 3, "num_heads": 4, "ffn_size": 40, "feature_layer": -2}
-    vision |= {"activation": "gelu", "image_token": IMAGE} | PIXELS
-    values = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "qkv_bias": kind == "clip", "ffn_size": 48}
-    values |= {"image_size": 14, "patch_size": 4, "vision": vision, "init_std": 0.2}
-    state = {"config": {"model": values, "data": {"path": "x", "tokenizer": None}}, "loader": None}
-    ours = LlamaModel(model_config_of(state["config"]), build_mesh(), seed=2)  # type: ignore[arg-type]
-    save_checkpoint(
-        tmp_path / "run", 1, ours, OverlappedDistributedOptimizer(ours, ours.mesh, OptimizerConfig()), ours.mesh, state
-    )
-    result = CliRunner().invoke(
-        main, ["convert-weights", "native-to-hf", str(tmp_path / "run"), str(tmp_path / "out"), "--shard-size", "100KB"]
-    )
-    assert result.exit_code == 0, result.output
+    vision = ENCODER | {"kind": kind, "feature_layer": -2, "activation": "gelu", "image_token": IMAGE} | PIXELS
+    values = {"hidden_size": 32, "num_heads": 4, "qkv_bias": kind == "clip", "ffn_size": 48, "init_std": 0.2}
+    ours = save_run(tmp_path / "run", image_size=14, patch_size=4, vision=vision, **values)
+    output_of("convert-weights", "native-to-hf", tmp_path / "run", tmp_path / "out", "--shard-size", "100KB")
     theirs, told = LlavaForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(told.values()), told
     assert_same_logits(ours, theirs.eval())
@@ -275,28 +225,18 @@ def test_transformers_loads_what_a_run_has_made(tmp_path: Path, kind: str) -> No
     assert_same_logits(again, theirs)
 
 
-def test_the_token_of_images_can_be_named(tmp_path: Path, save_model: SaveModel) -> None:
-    vision = {"hidden_size": 24, "num_layers": 3, "num_heads": 4, "ffn_size": 40}
-    values = {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "image_size": 14, "patch_size": 4, "vision": vision}
-
-    def run(tokenizer: str | None) -> Path:
-        state = {"config": {"model": values, "data": {"path": "x", "tokenizer": tokenizer}}}
-        model = LlamaModel(model_config_of(state["config"]), build_mesh())
-        folder = tmp_path / f"run {tokenizer}"
-        save_checkpoint(
-            folder, 1, model, OverlappedDistributedOptimizer(model, model.mesh, OptimizerConfig()), model.mesh, state
-        )
-        return folder
-
+def test_the_token_of_images_can_be_named(tmp_path: Path) -> None:
+    for name, tokenizer in (("gone", "gone"), ("bytes", None)):
+        run = save_run(tmp_path / name, tokenizer=tokenizer, image_size=14, patch_size=4, vision=ENCODER)
     with pytest.raises(StateError, match=r"(?s)image_token=None.*--image-token"):
-        native_to_huggingface(run("gone"), tmp_path / "out")
+        native_to_huggingface(tmp_path / "gone", tmp_path / "out")
     with pytest.raises(StateError, match="without a token that is for images alone"):
-        native_to_huggingface(run("gone"), tmp_path / "out", image_token=model_config_of({"model": values}).vocab_size)
+        native_to_huggingface(tmp_path / "gone", tmp_path / "out", image_token=run.config.vocab_size)
     assert not (tmp_path / "out").exists()
-    native_to_huggingface(run("gone"), tmp_path / "out", image_token=7)
-    native_to_huggingface(run(None), tmp_path / "bytes")
-    tokens = [json.loads((tmp_path / n / "config.json").read_bytes())["image_token_index"] for n in ("out", "bytes")]
-    assert tokens == [7, 258]
+    native_to_huggingface(tmp_path / "gone", tmp_path / "out", image_token=7)
+    native_to_huggingface(tmp_path / "bytes", tmp_path / "of bytes")
+    for folder, token in (("out", 7), ("of bytes", 258)):
+        assert json.loads((tmp_path / folder / "config.json").read_bytes())["image_token_index"] == token
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -349,8 +289,3 @@ def test_the_language_model_of_a_llava(tmp_path: Path) -> None:
     tokens = torch.arange(30)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, theirs(input_ids=tokens).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_names_of_a_language_model_are_as_before() -> None:
-    names = dict(make_model().named_parameters())
-    assert {native_name(name) for name in names} == {name.removeprefix("model.") for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,71 +28,51 @@ from tests.trainer.models.by_documents import one_by_one
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=examples(30), deadline=None)
+@given(data=st.data())
+def test_one_kernel_sees_what_a_mask_shows(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: one_by_one)
     monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_one_kernel_sees_what_a_mask_shows() -> None:
-    @settings(max_examples=examples(30), deadline=None)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        rows, length, start = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 9), (0, 5)))
-        numbers = st.lists(st.integers(0, 2), min_size=start + length, max_size=start + length)
-        documents = torch.tensor([data.draw(numbers) for _ in range(rows)]).cumsum(1)
-        generator = torch.Generator().manual_seed(1)
-        q, k, v = (
-            torch.randn(rows, heads, n, 4, generator=generator, dtype=torch.float64)
-            for heads, n in ((4, length), (2, start + length), (2, start + length))
-        )
-        lengths = lengths_of_rows(document_lengths(documents), rows)
-        masks = dense_mask(lengths, start, length, CPU), packed_bounds(lengths, start, length, CPU)
-        earlier = torch.ones(length, start + length).tril(start).bool()
-        seen = (documents[:, start:, None] == documents[:, None]) & earlier
-        assert torch.equal(masks[0], seen[:, None])
-        made = [
-            function(q, k, v, Run(start, length, mask)) for function, mask in zip((sdpa, varlen), masks, strict=True)
-        ]
-        torch.testing.assert_close(*made)
-        alone = sdpa(q, k, v, Run(start, length, dense_mask([[start + length]] * rows, start, length, CPU)))
-        torch.testing.assert_close(varlen(q, k, v, Run(start, length)), alone)
-        window = data.draw(st.integers(1, start + length))
-        near = window_mask(window, start, length, CPU)
-        for mask, bounds in ((near, None), (near & masks[0], masks[1])):
-            one = varlen(q, k, v, Run(start, length, bounds, window))
-            torch.testing.assert_close(one, sdpa(q, k, v, Run(start, length, mask)))
-
-    check()
+    rows, length, start = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 9), (0, 5)))
+    numbers = st.lists(st.integers(0, 2), min_size=start + length, max_size=start + length)
+    documents = torch.tensor([data.draw(numbers) for _ in range(rows)]).cumsum(1)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(rows, heads, n, 4, generator=generator, dtype=torch.float64)
+        for heads, n in ((4, length), (2, start + length), (2, start + length))
+    )
+    lengths = lengths_of_rows(document_lengths(documents), rows)
+    masks = dense_mask(lengths, start, length, CPU), packed_bounds(lengths, start, length, CPU)
+    earlier = torch.ones(length, start + length).tril(start).bool()
+    seen = (documents[:, start:, None] == documents[:, None]) & earlier
+    assert torch.equal(masks[0], seen[:, None])
+    made = [function(q, k, v, Run(start, length, mask)) for function, mask in zip((sdpa, varlen), masks, strict=True)]
+    torch.testing.assert_close(*made)
+    alone = sdpa(q, k, v, Run(start, length, dense_mask([[start + length]] * rows, start, length, CPU)))
+    torch.testing.assert_close(varlen(q, k, v, Run(start, length)), alone)
+    window = data.draw(st.integers(1, start + length))
+    near = window_mask(window, start, length, CPU)
+    for mask, bounds in ((near, None), (near & masks[0], masks[1])):
+        one = varlen(q, k, v, Run(start, length, bounds, window))
+        torch.testing.assert_close(one, sdpa(q, k, v, Run(start, length, mask)))
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "device", "compile", "kernel", "chosen"),
+    ("name", "dtype", "device", "kernel", "chosen"),
     [
-        ("auto", "bfloat16", GPU, True, True, "varlen"),
-        ("varlen", "bfloat16", GPU, False, True, "varlen"),
-        ("auto", "float32", GPU, True, True, "sdpa"),
-        ("auto", "bfloat16", GPU, False, False, "sdpa"),
-        ("varlen", "bfloat16", GPU, False, False, "sdpa"),
-        ("auto", "bfloat16", CPU, False, True, "sdpa"),
-        ("auto", "float64", CPU, True, True, "sdpa"),
-        ("sdpa", "bfloat16", GPU, True, True, "sdpa"),
+        ("auto", "bfloat16", GPU, one_by_one, "varlen"),
+        ("varlen", "bfloat16", GPU, one_by_one, "varlen"),
+        ("auto", "float32", GPU, one_by_one, "sdpa"),
+        ("auto", "bfloat16", GPU, None, "sdpa"),
+        ("auto", "bfloat16", CPU, one_by_one, "sdpa"),
+        ("sdpa", "bfloat16", GPU, one_by_one, "sdpa"),
     ],
 )
 def test_auto_is_the_best_of_a_device(
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    dtype: str,
-    device: torch.device,
-    compile: bool,
-    kernel: bool,
-    chosen: str,
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, device: torch.device, kernel: Any, chosen: str
 ) -> None:
-    there: Callable[..., torch.Tensor] | None = one_by_one if kernel else None
-    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: there)
-    config = ModelConfig(attention=name, dtype=dtype, compile=compile)
-    assert choose_attention(config, device).function.__name__ == chosen
+    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
+    assert choose_attention(ModelConfig(attention=name, dtype=dtype), device).function.__name__ == chosen
 
 
 def test_torch_has_the_kernel_that_is_meant() -> None:

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from energon_lite.errors import ConfigError
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.registry import register_attention
+from energon_lite.trainer import LlamaModel, ModelConfig, build_mesh, register_attention
 from energon_lite.trainer.models.sequence import sequence_part
-from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.trainer.training.host_reads import Operations
 
 CONFIG = ModelConfig(hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=176, vocab_size=32)
-
-
-class Kernels(TorchDispatchMode):
-    """Counts what is really computed: what is taken from a cache does not get here."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def shares_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -72,9 +55,9 @@ def measured(recompute: str, attention: str) -> tuple[int, Counter[str], list[to
         for layer in model.layers.values():
             x = layer(x, part) if recompute != "full" else torch.utils.checkpoint.checkpoint(layer, x, part)
     kept = sum(event.self_cpu_memory_usage for event in seen.key_averages())
-    with Kernels() as kernels:
+    with Operations() as kernels:
         (x * torch.linspace(0, 1, 64)).sum().backward()
-    return kept, kernels.count, [p.grad for p in model.layers.parameters() if p.grad is not None]
+    return kept, kernels.count(), [p.grad for p in model.layers.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "one operation"])
@@ -91,12 +74,6 @@ def test_selective_keeps_about_half_and_repeats_no_product(attention: str) -> No
     assert without["mm"] == 2 * 7 * 2 and kernels["silu"] == 2 and without["silu"] == 0
     assert len(gradients) == 18
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
-
-
-def test_a_budget_needs_the_compiler() -> None:
-    for wrong in ({"recompute_budget": 0.5}, {"recompute_budget": 1.5, "compile": True}):
-        with pytest.raises(ConfigError, match="not a share that a compiler can obey"):
-            ModelConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

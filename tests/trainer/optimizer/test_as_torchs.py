@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer import OptimizerConfig, OverlappedDistributedOptimizer, build_mesh
-from energon_lite.trainer.optimizer.config import ParameterGroup
+from energon_lite.trainer import OptimizerConfig, OverlappedDistributedOptimizer, build_mesh, learning_rate
+from energon_lite.trainer.optimizer.config import SCHEDULES, ParameterGroup
 from tests.testing import examples
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -46,11 +46,11 @@ def theirs(net: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW([*groups.values()], lr=config.lr, betas=config.betas, eps=config.eps)
 
 
-def backward(net: nn.Module, number: int, *, scale: float = 1.0) -> float:
+def backward(net: nn.Module, number: int) -> float:
     generator = torch.Generator().manual_seed(number)
     first = next(net.parameters())
     x = torch.randn(5, first.shape[1], generator=generator, dtype=torch.float64).to(first.dtype)
-    loss = net(x).square().sum() * scale
+    loss = net(x).square().sum()
     loss.backward()
     return float(loss.detach())
 
@@ -82,6 +82,7 @@ def test_a_schedule_trains_as_it_trains_torchs_adamw(
         (other, theirs(other, config)),
     ):
         pairs.append((net, optimizer, SCHEDULERS[schedule](optimizer)))
+    assert pairs[0][1].state_dict()["state"] == {}, "as torch's before the first step"
     for number in range(6):
         for net, optimizer, scheduler in pairs:
             optimizer.zero_grad()
@@ -100,52 +101,6 @@ def test_a_schedule_trains_as_it_trains_torchs_adamw(
     for number, tensors in their.items():
         for kind, tensor in tensors.items():
             torch.testing.assert_close(mine[number][kind], tensor, rtol=1e-10, atol=1e-13)
-
-
-def test_clipping_is_exact_and_torchs_is_not() -> None:
-    """The promise of the page: the gradient times clip / norm; ``clip_grad_norm_`` divides by the norm and 1e-6."""
-
-    def moment(scale: float) -> tuple[torch.Tensor, float]:
-        net = make_net([4, 3])
-        config = OptimizerConfig(clip=1e-3, betas=(0.0, 0.0))  # the moment is the clipped gradient
-        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), config)
-        backward(net, 0, scale=scale)
-        norm = optimizer.step(lr=0.0)
-        return torch.cat([state["exp_avg"].flatten() for state in optimizer.state_dict()["state"].values()]), norm
-
-    for scale in (1.0, 1e-3, 1e-6):
-        clipped, norm = moment(scale)
-        assert float(clipped.norm()) == pytest.approx(min(1e-3, norm), rel=1e-14)
-        net = make_net([4, 3])
-        backward(net, 0, scale=scale)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
-        their = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-        apart = float((their - clipped).norm() / clipped.norm())
-        assert apart <= 1.01 * 1e-6 / norm and (apart > 0.9 * 1e-6 / norm or norm < 1e-3)
-
-
-def test_states_travel_to_torchs_and_back() -> None:
-    config = OptimizerConfig(lr=0.01, clip=0.0)
-    start, other, again = (make_net([4, 6, 2]) for _ in range(3))
-    mine, their = OverlappedDistributedOptimizer(start, build_mesh(), config), theirs(other, config)
-    assert mine.state_dict()["state"] == {}, "as torch's before the first step"
-    for number in range(3):
-        backward(start, number)
-        mine.step()
-    other.load_state_dict(start.state_dict())
-    their.load_state_dict({**their.state_dict(), "state": mine.state_dict()["state"]})
-    again.load_state_dict(start.state_dict())
-    third = OverlappedDistributedOptimizer(again, build_mesh(), config)
-    third.load_state_dict(copy.deepcopy(their.state_dict()))
-    assert third.updates == 3
-    for number in range(3, 6):
-        for net, optimizer in ((start, mine), (other, their), (again, third)):
-            optimizer.zero_grad()
-            backward(net, number)
-            optimizer.step()
-    for a, b, c in zip(start.parameters(), other.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-        assert torch.equal(a, c)
 
 
 def test_dropped_gradients_are_gone() -> None:
@@ -189,6 +144,136 @@ def test_weight_decay_of_a_group_may_change() -> None:
             group["weight_decay"], group["lr"] = 0.5, 0.1
         optimizer.step()
         torch.testing.assert_close(weight.detach(), before * 0.95, msg=algorithm)
+
+
+# -- schedules of its own ----------------------------------------------------------------------------------------------
+
+
+def rates(schedule: str, total: int = 11, **more: float) -> list[float]:
+    config = OptimizerConfig(**{"lr": 1.0, "min_lr": 0.2, "warmup": 2, "schedule": schedule} | more)  # type: ignore[arg-type]
+    return [learning_rate(step, total, config) for step in range(total)]
+
+
+def test_schedules_by_hand() -> None:
+    assert rates("constant") == [0.5] + [1.0] * 10
+    assert rates("linear") == pytest.approx([0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    cosine = [0.25, 0.5, 0.75, 1.0, 1.0, 0.8828427, 0.6, 0.3171573, 0.2]
+    assert rates("cosine", 9, warmup=4) == pytest.approx(cosine) and rates("cosine", 1, warmup=0) == [1.0]
+    # A fifth of ten steps, rounded up, is the way down.
+    assert rates("wsd", 10) == pytest.approx([0.5] + [1.0] * 7 + [0.6, 0.2])
+    assert rates("wsd", 11, decay_share=1.0) == pytest.approx(rates("linear"))
+    assert learning_rate(50, 9, OptimizerConfig(lr=1.0, min_lr=0.2)) == pytest.approx(0.2), "past the end it stays"
+
+
+@given(
+    schedule=st.sampled_from(SCHEDULES), total=st.integers(1, 60), warmup=st.integers(0, 70), share=st.floats(0.01, 1.0)
+)
+def test_every_schedule_rises_falls_and_ends_at_its_least(schedule: str, total: int, warmup: int, share: float) -> None:
+    config = OptimizerConfig(lr=1.0, min_lr=0.25, warmup=warmup, schedule=schedule, decay_share=share)
+    found = [learning_rate(step, total, config) for step in range(total)]
+    assert all(0 < rate <= 1.0 for rate in found)
+    assert found[:warmup] == sorted(found[:warmup]) and found[warmup:] == sorted(found[warmup:], reverse=True)
+    if total > warmup + 1:
+        assert found[warmup] == 1.0
+        assert found[-1] == pytest.approx(1.0 if schedule == "constant" else 0.25)
+
+
+# -- where frameworks want one of torch's: Accelerate prepares it, Lightning configures it ----------------------------
+
+
+class Numbers(list):  # type: ignore[type-arg]
+    """A loader of numbers; a plain list would be several loaders."""
+
+
+def make_pair(net: nn.Module) -> tuple[OverlappedDistributedOptimizer, lr_scheduler.LambdaLR]:
+    optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig(lr=0.05, clip=0.5))
+    return optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+
+def by_hand(steps: int, accumulated: int = 1) -> list[torch.Tensor]:
+    net = make_net([4, 6, 1])
+    optimizer, scheduler = make_pair(net)
+    for step in range(steps):
+        for number in range(accumulated):
+            (net(batch(step * accumulated + number)).square().mean() / accumulated).backward()
+        optimizer.step()
+        scheduler.step()
+    return [p.detach() for p in net.parameters()]
+
+
+def test_accelerate_prepares_saves_and_loads_it(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def train(first: int, last: int) -> list[torch.Tensor]:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        net = make_net([4, 6, 1])
+        optimizer, scheduler = make_pair(net)
+        net, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
+        if first:
+            accelerator.load_state(str(tmp_path))
+        for number in range(2 * first, 2 * last):
+            with accelerator.accumulate(net):
+                accelerator.backward(net(batch(number)).square().mean())
+                if accelerator.sync_gradients:
+                    with pytest.raises(UsageError, match=r"OptimizerConfig\(clip="):
+                        accelerator.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        accelerator.save_state(str(tmp_path), safe_serialization=False)  # buckets share memory
+        accelerator.free_memory()
+        return [p.detach() for p in net.parameters()]
+
+    train(0, 3)
+    assert all(map(torch.equal, train(3, 5), by_hand(5, accumulated=2)))
+
+
+def test_lightning_configures_saves_and_loads_it(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from lightning import pytorch as lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self, automatic: bool):
+            super().__init__()
+            self.net, self.automatic_optimization = make_net([4, 6, 1]), automatic
+
+        def training_step(self, _: Any) -> Any:
+            loss = self.net(batch(self.global_step)).square().mean()
+            if self.automatic_optimization:
+                return loss
+            optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+            optimizer.zero_grad()  # type: ignore[union-attr]
+            self.manual_backward(loss)
+            optimizer.step()  # type: ignore[union-attr]
+            scheduler.step()  # type: ignore[union-attr, call-arg]
+            return None
+
+        def configure_optimizers(self) -> Any:
+            optimizer, scheduler = make_pair(self.net)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def train(steps: int, *, automatic: bool, path: str | None = None, **more: Any) -> Any:
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", devices=1, enable_checkpointing=False, **quiet, **more
+        )
+        module = Module(automatic)
+        trainer.fit(module, Numbers(range(9)), ckpt_path=path)
+        return trainer, [p.detach() for p in module.net.parameters()]
+
+    for automatic in (True, False):
+        path = str(tmp_path / f"{automatic}.ckpt")
+        train(3, automatic=automatic)[0].save_checkpoint(path)
+        saved = torch.load(path, weights_only=False)["optimizer_states"][0]
+        assert {"step", "exp_avg", "exp_avg_sq"} == saved["state"][0].keys()
+        _, found = train(6, automatic=automatic, path=path)
+        assert all(map(torch.equal, found, by_hand(6))), automatic
+    with pytest.raises(UsageError, match=r"OptimizerConfig\(clip="):
+        train(1, automatic=True, gradient_clip_val=0.5)
 
 
 def test_a_parameter_without_elements_is_no_obstacle() -> None:

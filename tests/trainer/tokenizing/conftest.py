@@ -1,8 +1,9 @@
-"""A tokenizer that one can follow by hand: each letter is a token, its number is that of its byte."""
+"""A tokenizer that one can follow by hand: each letter is a token, by the number of its byte; and a file of chats."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,11 @@ CHAT = (
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     folder = tmp_path_factory.mktemp("tokenizer")
     # GPT-2's letters for the 256 bytes, so that any text can be tokenised.
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    by_byte = {_byte_of(letter): letter for letter in letters}
-    vocabulary = {by_byte[byte]: byte for byte in range(256)}
+    vocabulary = {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _byte_of(letter: str) -> int:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    shifted = {256 + place: byte for place, byte in enumerate(b for b in range(256) if b not in printable)}
-    return shifted.get(ord(letter), ord(letter))
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 prompts and responses of 3 to 22 tokens; two records are broken."""
+    path, draw = tmp_path_factory.mktemp("chats") / "chats.jsonl", random.Random(0)
+    lines = []
+    for number in range(200):
+        lines.append(json.dumps({"prompt": f"q{number}" * draw.randrange(4), "response": "a" * draw.randrange(1, 9)}))
+    lines[17] = "{broken"
+    lines[33] = json.dumps({"prompt": "no response"})
+    path.write_text("\n".join(lines))
+    return path

@@ -1,21 +1,24 @@
-"""Whole runs: the same bytes from any number of processes, interrupted or not."""
+"""Whole runs: the same bytes from any number of processes, interrupted or not; and the tars that they write."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import subprocess
-import threading
-from collections.abc import Sequence
+import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import get_loader, get_val_dataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
@@ -23,23 +26,11 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import Ranks
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
+from energon_lite.trainer.tokenizing.shards import ArrayTar, npy
 from energon_lite.trainer.tokenizing.tasks import Task
 from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
 from tests.fork_server import ForkedProgram
-from tests.testing import ALONE, invoke, killed_at, killed_at_every_step, nightly_but
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    draw = random.Random(0)
-    lines = []
-    for number in range(200):
-        lines.append(json.dumps({"prompt": f"q{number}" * draw.randrange(4), "response": "a" * draw.randrange(1, 9)}))
-    lines[17] = "{broken"
-    lines[33] = json.dumps({"prompt": "no response"})
-    path.write_text("\n".join(lines))
-    return path
+from tests.testing import ALONE, command, killed_at, killed_at_every_step, nightly_but, output_of, until
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +51,8 @@ def _bytes(folder: Path) -> dict[str, str]:
     }
 
 
-def _make(chats: Path, tokenizer: Path, output: Path, **settings: Any) -> Any:
-    inputs = [Input((str(chats),), Task(max_length=30))]
+def _make(chats: Path, tokenizer: Path, output: Path, length: int = 30, **settings: Any) -> Any:
+    inputs = [Input((str(chats),), Task(max_length=length))]
     return tokenize_files(inputs, str(tokenizer), str(output), **{"records_per_shard": 7, "workers": 1, **settings})
 
 
@@ -71,10 +62,8 @@ def reference(chats: Path, tokenizer_folder: Path, tmp_path_factory: pytest.Temp
     report = _make(chats, tokenizer_folder, folder)
     assert (report.shards, report.made, report.counts.records) == (29, 29, 200)
     assert (report.counts.examples, report.counts.left_out) == (198, 2)
-    assert [(number, problem[:15]) for _, number, problem in report.problems] == [
-        (18, "not JSON: Expec"),
-        (34, "no field 'respo"),
-    ]
+    problems = [(number, problem[:15]) for _, number, problem in report.problems]
+    assert problems == [(18, "not JSON: Expec"), (34, "no field 'respo")]
     return _bytes(folder)
 
 
@@ -96,18 +85,13 @@ def test_the_result_can_be_loaded(chats: Path, tokenizer_folder: Path, tmp_path:
     assert WebdatasetSource.open(tmp_path).column("loss_tokens")[:].sum() == counted
 
 
-def test_two_workers_make_the_same_bytes(
+def test_workers_and_ranks_make_the_same_bytes(
     chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
 ) -> None:
-    _make(chats, tokenizer_folder, tmp_path, workers=2)
-    assert _bytes(tmp_path) == reference
+    _make(chats, tokenizer_folder, tmp_path / "workers", workers=2)
 
-
-def test_ranks_make_the_same_bytes(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
-) -> None:
     def rank(number: int) -> None:
-        _make(chats, tokenizer_folder, tmp_path, ranks=Ranks(number, 3))
+        _make(chats, tokenizer_folder, tmp_path / "ranks", ranks=Ranks(number, 3))
 
     others = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in (1, 2)]
     for process in others:
@@ -116,82 +100,61 @@ def test_ranks_make_the_same_bytes(
     for process in others:
         process.join(200)
         assert process.exitcode == 0
-    assert _bytes(tmp_path) == reference
+    assert _bytes(tmp_path / "workers") == _bytes(tmp_path / "ranks") == reference
 
 
+@pytest.mark.parametrize("before", nightly_but({0, 1}, ["nothing", "a data set", "one that was never finished"]))
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
-def test_killed_at_every_step_it_goes_on_to_the_same_end(
-    few_chats: Path, tokenizer_folder: Path, tmp_path: Path
+def test_killed_at_every_step_it_goes_on_to_the_same_end_and_old_and_new_are_not_mixed(
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, before: str
 ) -> None:
-    def make(folder: Path) -> Any:
-        return _make(few_chats, tokenizer_folder, folder, records_per_shard=20)
-
-    def lengths(folder: Path) -> list[int]:
-        return list(WebdatasetSource.open(folder).column("length"))
-
-    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
-    report = make(undisturbed)
-    expected = (_bytes(undisturbed), lengths(undisturbed), report.counts)
-    kills = 0
-    for killed in killed_at_every_step(lambda: make(folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
-        kills += killed
-        report = make(folder)
-        assert (_bytes(folder), lengths(folder), report.counts) == expected
-    assert kills > 20
-
-
-@pytest.mark.parametrize("whole", nightly_but({1}, [True, False]))
-@pytest.mark.usefixtures("quick_disk")
-@pytest.mark.slow
-def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
-    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
-) -> None:
-    """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
+    """What either call finds is its own, whole, or refused."""
+    old, folder, probe = (tmp_path / name for name in ("old", "killed", "probe"))
+    force = before != "nothing"
 
     def make(folder: Path, length: int, **settings: Any) -> Any:
-        inputs = [Input((str(few_chats),), Task(max_length=length))]
-        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=20, workers=1, **settings)
+        return _make(few_chats, tokenizer_folder, folder, length, records_per_shard=20, **settings)
 
-    old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
-    make(old, 8)
-    make(new, 30)
-    expected = {8: _bytes(old), 30: _bytes(new)}
+    def made(folder: Path, length: int, **settings: Any) -> Any:
+        counts = make(folder, length, **settings).counts
+        return _bytes(folder), list(WebdatasetSource.open(folder).column("length")), counts
+
+    expected = {8: made(old, 8), 30: made(tmp_path / "new", 30)}
     assert expected[8] != expected[30]
-    if not whole:
+    if before == "one that was never finished":
         shutil.rmtree(old)
         assert killed_at(15, lambda: make(old, 8)) and (old / "tokens-000000.tar").exists()
 
     def again() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(old, folder)
+        if force:
+            shutil.copytree(old, folder)
 
-    refused = 0
-    for _ in killed_at_every_step(lambda: make(folder, 30, force_overwrite=True), again):
+    kills = refused = 0
+    for killed in killed_at_every_step(lambda: make(folder, 30, force_overwrite=force), again):
+        kills += killed
         for length in expected:
             shutil.rmtree(probe, ignore_errors=True)
-            shutil.copytree(folder, probe)
+            if folder.exists():
+                shutil.copytree(folder, probe)
             try:
-                make(probe, length)
+                found = made(probe, length)
             except UsageError:
                 refused += 1
             else:
-                assert _bytes(probe) == expected[length]
-        make(folder, 30, force_overwrite=True)
-        assert _bytes(folder) == expected[30]
-    assert refused > 5
+                assert found == expected[length]
+        assert made(folder, 30, force_overwrite=force) == expected[30]
+    assert kills > 20 and refused > 5
 
 
-def test_other_settings_are_not_mixed_in(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+def test_other_settings_are_not_mixed_in(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    def stop(*told: Any) -> None:
+        if told[2].startswith("shard 3/"):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _make(
-            chats, tokenizer_folder, tmp_path, progress=lambda *told: stop() if told[2].startswith("shard 3/") else None
-        )
+        _make(chats, tokenizer_folder, tmp_path, progress=stop)
     with pytest.raises(UsageError, match="begun with other settings or files: records_per_shard differ"):
         _make(chats, tokenizer_folder, tmp_path, records_per_shard=8)
     report = _make(chats, tokenizer_folder, tmp_path)
@@ -248,17 +211,11 @@ def test_a_run_that_made_nothing_blocks_nothing(
 def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) -> None:
     records = [{"text": "ab", "content": "not me"}, {"content": "abc"}, {"body": "a"}]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    command = ["tokenize", str(tmp_path / "texts.jsonl"), "-t", str(tokenizer_folder), "-o", str(tmp_path / "out")]
-    result = invoke(*command, "--task", "pt", "--num-workers", "1")
-    assert result.exit_code == 0 and "3 records -> 2 examples with 9 tokens" in result.output, result.output
-    assert "no field 'text' or 'content'; there are: body" in result.output
-    result = invoke(*command, "--task", "pt", "--text-field", "body", "--force-overwrite")
-    assert "3 records -> 1 example with 3 tokens" in result.output, result.output
-
-
-def test_an_absent_rank_is_named(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"no result for 14 of 29 shards after 0.2 s[^(]*\(rank 1: tokens-000001.tar, "):
-        _make(chats, tokenizer_folder, tmp_path, ranks=Ranks(0, 2, timeout=0.2))
+    words = ["tokenize", tmp_path / "texts.jsonl", "-t", tokenizer_folder, "-o", tmp_path / "out", "--task", "pt"]
+    said = output_of(*words, "--num-workers", 1)
+    assert "3 records -> 2 examples with 9 tokens" in said
+    assert "no field 'text' or 'content'; there are: body" in said
+    assert "3 records -> 1 example with 3 tokens" in output_of(*words, "--text-field", "body", "--force-overwrite")
 
 
 def test_metadata_file_with_two_tasks(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -297,43 +254,64 @@ def test_metadata_files_that_are_wrong(text: str, words: str, tmp_path: Path) ->
     assert f"{path}:1" in str(error.value)
 
 
-def _command(*arguments: str) -> Any:
-    return invoke("tokenize", *arguments)
-
-
 def test_the_command_shows_what_it_did(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    options = ["-t", str(tokenizer_folder), "-o", str(tmp_path / "out"), "--num-workers", "1"]
-    done = _command(str(chats), *options)
-    assert done.exit_code == 0, done.output
-    assert "200 records -> 198 examples with " in done.output
-    assert "2 records left out:" in done.output and "record 18: not JSON" in done.output
-    again = _command(str(chats), *options)
-    assert again.exit_code == 0 and "1 shard of them there already" in again.output
-    assert _command(*options).exit_code == 1
-    assert "either FILES or --metadata" in _command(*options).output
+    options = ["-t", tokenizer_folder, "-o", tmp_path / "out", "--num-workers", 1]
+    done = output_of("tokenize", chats, *options)
+    assert "200 records -> 198 examples with " in done
+    assert "2 records left out:" in done and "record 18: not JSON" in done
+    assert "1 shard of them there already" in output_of("tokenize", chats, *options)
+    status, said = command("tokenize", *options)
+    assert status == 1 and "either FILES or --metadata" in said
 
 
 def test_ctrl_c_leaves_no_process(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     """The run is a process group, as a terminal makes one; all of it is interrupted."""
-    command = ["-m", "energon_lite.cli.main", "tokenize", str(chats), "-t", str(tokenizer_folder)]
-    command += ["-o", str(tmp_path / "out"), "--num-workers", "2", "--records-per-shard", "1"]
-    with ForkedProgram(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    words = ["-m", "energon_lite.cli.main", "tokenize", str(chats), "-t", str(tokenizer_folder)]
+    words += ["-o", str(tmp_path / "out"), "--num-workers", "2", "--records-per-shard", "1"]
+    with ForkedProgram(words, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         work = tmp_path / "out" / ".tokenize"
-        waiting = threading.Event()
-        for _ in range(6000):
-            if len(_files(work)) > 3 or process.poll() is not None:
-                break
-            waiting.wait(0.02)
+        until(lambda: len([*work.glob("*")]) > 3 or process.poll() is not None)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=200)
-    for _ in range(2000):
-        try:
+
+    def gone() -> bool:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        waiting.wait(0.05)
-    raise AssertionError("a process stayed")
+            return False
+        return True
+
+    assert until(gone), "a process stayed"
 
 
-def _files(folder: Path) -> Sequence[str]:
-    return os.listdir(folder) if folder.exists() else ()
+# -- the tars that are written -----------------------------------------------------------------------------------------
+
+names = st.text("abc-_.0123456789", min_size=1, max_size=100)
+arrays = st.builds(
+    lambda length, dtype: np.arange(length).astype(dtype),
+    st.integers(0, 3000) | st.sampled_from([0, 1, 192, 193, 448]),
+    st.sampled_from(["u1", "u2", "i4", "i8", "f4"]),
+)
+
+
+@given(st.lists(st.tuples(names, arrays), max_size=12))
+def test_the_bytes_are_those_of_tarfile(members: list[tuple[str, np.ndarray]]) -> None:
+    expected, found = io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, array in members:
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array, version=(1, 0))
+            assert npy(array) == data.getvalue()
+            info = tarfile.TarInfo(name)
+            info.size = data.tell()
+            data.seek(0)
+            tar.addfile(info, data)
+    ours = ArrayTar(found)
+    for name, array in members:
+        ours.add(name, array)
+    ours.finish()
+    assert found.getvalue() == expected.getvalue()
+
+
+def test_a_name_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="101"):
+        ArrayTar(io.BytesIO()).add("n" * 101, np.zeros(1))

@@ -1,24 +1,34 @@
-"""The metrics file survives crashes and resumes; the progress line says what matters."""
+"""The metrics file survives crashes and resumes; the progress line says what matters; the arithmetic of throughput."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
 import sys
-import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from weakref import WeakSet
 
 import pytest
+import torch
 from tqdm import tqdm
 
 import energon_lite.extras
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import MetricsFile, WandbRun
-from energon_lite.trainer import config_from_dict
+from energon_lite.trainer import LlamaModel, ModelConfig, MultimodalBatch, VisionConfig, build_mesh, config_from_dict
+from energon_lite.trainer.models.interface import document_lengths
 from energon_lite.trainer.training.metrics import Progress, make_sinks
+from energon_lite.trainer.training.throughput import (
+    batch_flops,
+    flops_of_images,
+    memory_in_use,
+    peak_flops,
+    training_flops,
+)
 
 VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
 
@@ -27,29 +37,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_floats_keep_all_their_digits(tmp_path: Path) -> None:
-    with MetricsFile(tmp_path / "out" / "metrics.jsonl", after=0) as metrics:
-        metrics.write({"step": 1, "loss": math.pi})
-        metrics.write({"step": 2, "loss": math.inf, "grad_norm": math.nan})
-        # On disk before the file is closed: a killed run keeps its lines.
-        assert lines(tmp_path / "out" / "metrics.jsonl") == [
-            {"step": 1, "loss": math.pi},
-            {"step": 2, "loss": None, "grad_norm": None},
-        ]
-
-
-def test_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_floats_keep_all_their_digits_and_a_resumed_run_drops_what_it_makes_again(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "metrics.jsonl"
+    values = [{"step": 1, "loss": math.pi}, {"step": 2, "loss": math.inf, "grad_norm": math.nan}, {"step": 3}]
     with MetricsFile(path, after=0) as metrics:
-        for step in range(1, 6):
-            metrics.write({"step": step})
+        for line in values:
+            metrics.write(line)
+        # On disk before the file is closed: a killed run keeps its lines.
+        assert lines(path) == [values[0], {"step": 2, "loss": None, "grad_norm": None}, values[2]]
     with open(path, "a") as stream:
-        stream.write('{"step": 6, "lo')
-    with MetricsFile(path, after=3) as metrics:
-        assert [line["step"] for line in lines(path)] == [1, 2, 3]
-        metrics.write({"step": 4})
-    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
-    assert list(tmp_path.iterdir()) == [path]
+        stream.write('{"step": 4, "lo')
+    with MetricsFile(path, after=2) as metrics:
+        assert [line["step"] for line in lines(path)] == [1, 2]
+        metrics.write({"step": 3})
+    assert [line["step"] for line in lines(path)] == [1, 2, 3]
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_progress_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,39 +76,20 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1
 
 
-class FakeWandb(types.ModuleType):
-    """What is used of wandb, with what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
-        self.logged: list[tuple[int, dict[str, Any]]] = []
-        self.finished = 0
-
-    def init(self, **given: Any) -> FakeWandb:
-        self.begun.append(given)
-        return self
-
-    def log(self, values: dict[str, Any], *, step: int) -> None:
-        self.logged.append((step, values))
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
 def test_weights_and_biases_get_the_numbers_and_a_resumed_run_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    wandb = mock.Mock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     given = {"data": {"path": "blend.yaml"}, "output": str(tmp_path / "run"), "train": {"wandb": {"project": "words"}}}
     config = config_from_dict(given)
     for step in (1, 2):
         for sink in make_sinks(config, step - 1):
             sink.write(VALUES | {"step": step})
             sink.close()
-    assert fake.logged == [(1, VALUES), (2, VALUES)] and fake.finished == 2
-    first, second = fake.begun
+    run = wandb.init.return_value
+    assert run.log.call_args_list == [mock.call(VALUES, step=step) for step in (1, 2)] and run.finish.call_count == 2
+    first, second = (call.kwargs for call in wandb.init.call_args_list)
     assert first == second and first["project"] == "words" and first["resume"] == "allow" and len(first["id"]) == 8
     assert first["config"]["data"]["path"] == "blend.yaml" and first["dir"] == str(tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
@@ -131,3 +114,65 @@ def test_without_the_extra_there_is_only_the_progress(
     assert isinstance(sink, Progress) and "metrics.jsonl is not written" in caplog.text
     with pytest.raises(UsageError, match=r"train\.tensorboard needs the extra inspect"):
         make_sinks(config_from_dict(given | {"train": {"tensorboard": True}}), 1)
+
+
+# -- throughput --------------------------------------------------------------------------------------------------------
+
+SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """Operations of each token of a long causal row: 6 N + 6 L H S."""
+    return training_flops(config, 1, length / 2)
+
+
+def test_weights_that_a_token_is_multiplied_with_and_the_length_of_its_row_count() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    padding = (SHAPE.padded_vocab_size - SHAPE.vocab_size) * SHAPE.hidden_size
+    assert flops_per_token(SHAPE, 0) == 6 * (matrices - padding)
+    assert flops_per_token(SHAPE, 100) - flops_per_token(SHAPE, 0) == 6 * 3 * 64 * 100
+    # What a long row has for each of its tokens, but for the half of a pair with itself.
+    assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))
+
+
+def test_peaks_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "Some other"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        found[name] = peak_flops(torch.device("cuda", 0))
+    assert list(found.values()) == [989e12, 756e12, 989e12, None]
+    assert peak_flops(torch.device("cpu")) is None
+
+
+def test_memory_of_this_process() -> None:
+    assert 0.01 < memory_in_use(torch.device("cpu")) < 1000
+
+
+@pytest.mark.parametrize("projector", ["mlp", "linear"])
+def test_images_go_through_the_encoders_matrices(projector: str) -> None:
+    vision = VisionConfig(hidden_size=12, num_layers=3, num_heads=2, ffn_size=20, feature_layer=-2, projector=projector)
+    config = dataclasses.replace(SHAPE, image_size=8, patch_size=2, vision=vision)
+    model = LlamaModel(config, build_mesh())
+    used = [
+        p for name, p in model.named_parameters() if name.startswith(("vision.", "projector.")) and ".2." not in name
+    ]
+    matrices = sum(p.numel() for p in used if p.dim() > 1) - model.vision.embeddings.position_embedding.weight.numel()
+    assert flops_of_images(config, [(8, 8)] * 3) == [6 * 16 * matrices + 12 * 2 * 12 * 16**2] * 3
+    assert sum(flops_of_images(config, [(8, 4), (5, 4)])) == 6 * 12 * matrices + 12 * 2 * 12 * (8**2 + 4**2)
+    plain = dataclasses.replace(config, vision=None)
+    assert flops_of_images(plain, [(8, 8)]) == [6 * 16 * 12 * SHAPE.hidden_size]
+    assert flops_of_images(SHAPE, []) == []
+
+
+def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
+    config = dataclasses.replace(SHAPE, image_size=8, patch_size=2)
+    zeros = torch.zeros(2, 6, dtype=torch.int64)
+    images = {"image": torch.zeros(1, 3, 8, 8), "image_rows": zeros[0, :1], "image_starts": zeros[0, :1]}
+    batch = MultimodalBatch(tokens=zeros, labels=zeros, loss_mask=zeros, **images)
+    (of_image,) = flops_of_images(config, [(8, 8)])
+    assert batch_flops(config, batch) == training_flops(config, 12, 2 * 21) + of_image
+    batch.documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
+    batch.document_lengths = document_lengths(batch.documents)
+    assert batch.document_lengths == [2, 3, 1, 6] and document_lengths(batch.documents[:0]) == []
+    assert batch_flops(config, batch) == training_flops(config, 12, 31) + of_image

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.trainer.training.pipeline import Action, pipeline_order, pipeline_schedule
+from energon_lite.trainer import pipeline_order, pipeline_schedule
+from energon_lite.trainer.training.pipeline import Action
 
 sizes = {"stages": st.integers(1, 6), "micro_batches": st.integers(0, 13), "chunks": st.integers(1, 3)}
 Messages = dict[tuple[int, int, str], list[tuple[int, int]]]
@@ -52,27 +53,21 @@ def play(
 
 @given(**sizes, backward=st.booleans())
 def test_each_pass_once_and_nobody_waits_for_ever(stages: int, micro_batches: int, chunks: int, backward: bool) -> None:
-    play(stages, micro_batches, chunks, backward)
+    """Between two ranks and in one direction there is one queue, so both sides must agree on its order."""
+    _, sent = play(stages, micro_batches, chunks, backward)
     directions = (False, True) if backward else (False,)
     wanted = {Action(c, m, b) for c in range(chunks) for m in range(micro_batches) for b in directions}
-    for stage in range(stages):
-        order = pipeline_schedule(stage, stages, micro_batches, chunks=chunks, backward=backward)
-        assert len(order) == len(wanted) and set(order) == wanted
-
-
-@given(**sizes)
-def test_messages_are_taken_in_the_order_in_which_they_are_sent(stages: int, micro_batches: int, chunks: int) -> None:
-    """Between two ranks and in one direction there is one queue, so both sides must agree on its order."""
-    _, sent = play(stages, micro_batches, chunks)
+    orders = [
+        pipeline_schedule(stage, stages, micro_batches, chunks=chunks, backward=backward) for stage in range(stages)
+    ]
+    assert all(len(order) == len(wanted) and set(order) == wanted for order in orders)
     for (_, receiver, direction), messages in sent.items():
-        order = pipeline_schedule(receiver, stages, micro_batches, chunks=chunks)
         taken = [
             (action.chunk * stages + receiver, action.micro_batch)
-            for action in order
+            for action in orders[receiver]
             if action.backward == (direction == "up")
-            and (action.chunk * stages + receiver, action.micro_batch) in messages
         ]
-        assert taken == messages
+        assert [message for message in taken if message in messages] == messages
 
 
 @given(st.integers(1, 6), st.integers(1, 13))
@@ -98,10 +93,6 @@ def test_interleaving_gives_messages_time_to_arrive() -> None:
     busy = 2 * 8 * 2
     assert play(4, 8, 2)[0] == busy + 2 * 3
     assert play(4, 8, 2, latency=0.5)[0] == busy + 2 * 3 + 7
-
-
-def test_one_stage_accumulates() -> None:
-    assert [str(action) for action in pipeline_schedule(0, 1, 3)] == ["F0.0", "B0.0", "F1.0", "B1.0", "F2.0", "B2.0"]
 
 
 def test_two_chunks_by_hand() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,12 +26,17 @@ from energon_lite import (
 from energon_lite.batching import TokenSequence
 from energon_lite.errors import ConfigError, FatalSampleError, SampleError, UsageError
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.trainer.data.loaders import DataConfig, make_task_encoder
-from energon_lite.trainer.data.rows import RowsTaskEncoder, rows_of
-from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, TokenizedSample, cook_record
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.interface import MultimodalBatch
-from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
+from energon_lite.trainer import (
+    ByteTokenizer,
+    DataConfig,
+    ModelConfig,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    RowsTaskEncoder,
+    make_task_encoder,
+)
+from energon_lite.trainer.data.rows import rows_of
+from energon_lite.trainer.data.task_encoder import TokenizedSample, cook_record
 from tests.testing import examples
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
@@ -50,16 +57,9 @@ def learned(row: TokenSequence) -> list[int]:
     return row.labels[mask > 0].tolist()
 
 
-def crude(**parts: Any) -> dict[str, Any]:
-    return (
-        BASE
-        | {"__subflavors__": {}, "__sources__": ()}
-        | {name.replace("_", "."): part for name, part in parts.items()}
-    )
-
-
 def cooked(**parts: Any) -> Any:
-    return cook_record(crude(**parts))  # type: ignore[arg-type]
+    fields = {name.replace("_", "."): part for name, part in parts.items()}
+    return cook_record(BASE | {"__subflavors__": {}, "__sources__": ()} | fields)  # type: ignore[arg-type]
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -194,16 +194,25 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2)), max_size=4
 @settings(max_examples=examples(60))
 @given(shapes=SEQUENCES, data=st.data())
 def test_padded_and_packed_batches_become_the_same_rows(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
-    sequences = []
+    """With images anywhere, of one size or of several: those fill the upper left of what the largest needs."""
+    sequences, pictures = [], list[torch.Tensor]()
     for length, images in shapes:
         tokens = torch.tensor(data.draw(st.lists(st.integers(0, 9), min_size=length, max_size=length)))
         starts = data.draw(st.lists(st.integers(0, length - 1), min_size=images, max_size=images))
-        media = {"image": torch.rand(images, 3, 4, 4), "image_starts": torch.tensor(starts)} if images else None
+        shown = [torch.rand(3, *data.draw(st.sampled_from([(4, 4), (2, 4), (4, 2)]))) for _ in range(images)]
+        media = {"image": shown, "image_starts": torch.tensor(starts)} if images else None
         sequences.append(TokenSequence(**BASE, tokens=tokens, labels=tokens, media=media))
+        pictures += shown
     padded = rows_of(pad_sequences(sequences, pad=9, multiple=2), image_size=4)
     packed = rows_of(pack_sequences(sequences, pad=9, multiple=5), image_size=4)
     assert packed.documents is not None and padded.documents is None
-    assert torch.equal(padded.image, packed.image) and padded.image.shape[1:] == (3, 4, 4)
+    assert torch.equal(padded.image, packed.image) and len(padded.image) == len(pictures)
+    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    assert padded.image_sizes == packed.image_sizes == (sizes if len({*sizes}) > 1 else None)
+    most = tuple(max(sides) for sides in zip(*sizes, strict=True)) if sizes else (4, 4)
+    assert padded.image.shape[1:] == (3, *most)
+    for image, picture, (height, width) in zip(padded.image, pictures, sizes, strict=True):
+        assert torch.equal(image, F.pad(picture, (0, most[1] - width, 0, most[0] - height)))
     for number, sequence in enumerate(sequences):
         length = len(sequence.tokens)
         assert torch.equal(padded.tokens[number, :length], sequence.tokens)
@@ -235,6 +244,13 @@ def batch_of(**changes: Any) -> MultimodalBatch:
     return dataclasses.replace(rows_of(pad_sequences([sequence(1, 2), sequence(3)], pad=0)), **changes)
 
 
+def with_image(row: int, start: int, size: tuple[int, int]) -> MultimodalBatch:
+    """Two rows of six places with an image in the first, and another one."""
+    images = {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), size]}
+    places = {"image_rows": torch.tensor([0, row]), "image_starts": torch.tensor([1, start])}
+    return dataclasses.replace(rows_of(pad_sequences([sequence(*range(6))] * 2, pad=0)), **images, **places)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -248,34 +264,25 @@ def batch_of(**changes: Any) -> MultimodalBatch:
             dataclasses.replace(pack_sequences([sequence(1, 2)], pad=0), position_ids=torch.tensor([[0, 5]])),
             "position_ids do not count up",
         ),
+        (with_image(0, 3, (4, 4)), "made image 1 of 4 x 4 pixels take positions 3 to 7 of row 0"),
+        (with_image(2, 0, (4, 4)), "row 2"),
+        (with_image(0, 0, (1, 4)), "1 x 4 pixels take positions"),
     ],
 )
 def test_a_batch_that_is_none_ends_the_run_and_names_the_class(made: Any, said: str) -> None:
-    with pytest.raises(FatalSampleError) as caught:
+    with pytest.raises(FatalSampleError, match=re.compile(said, re.DOTALL)):
         RowsTaskEncoder(Other(made), MODEL).encode_batch(made)
-    import re
-
-    assert re.search(said, str(caught.value), re.DOTALL), str(caught.value)
 
 
-def test_labels_below_zero_do_not_count() -> None:
-    made = batch_of(labels=torch.tensor([[-100, 0], [3, -100]]))
-    rows = RowsTaskEncoder(Other(made), MODEL).encode_batch(made)
-    assert rows.labels.tolist() == [[0, 0], [3, 0]] and rows.loss_mask.tolist() == [[0, 1], [1, 0]]
-
-
-def test_what_counts_is_known_without_reading_it_back() -> None:
+def test_what_counts_and_lengths_of_documents_are_known_without_reading_them_back() -> None:
+    """Labels below zero do not count."""
     made = batch_of(labels=torch.tensor([[-100, 2], [3, -100]]), loss_mask=torch.tensor([[1, 0.5], [1, 1]]))
-    counted = RowsTaskEncoder(Other(made), MODEL).encode_batch(made).loss_tokens
-    assert isinstance(counted, float) and counted == 1.5
+    rows = RowsTaskEncoder(Other(made), MODEL).encode_batch(made)
+    assert rows.labels.tolist() == [[0, 2], [3, 0]] and rows.loss_mask.tolist() == [[0, 0.5], [1, 0]]
+    assert isinstance(rows.loss_tokens, float) and rows.loss_tokens == 1.5 and rows.document_lengths is None
     assert torch.equal(torch.as_tensor(batch_of().loss_tokens), batch_of().loss_mask.sum(dtype=torch.float64))
-
-
-def test_lengths_of_documents_are_known_without_reading_them_back() -> None:
     made = batch_of(documents=torch.tensor([[0, 1], [1, 1]]))
     assert RowsTaskEncoder(Other(made), MODEL).encode_batch(made).document_lengths == [1, 1, 2]
-    made = batch_of()
-    assert RowsTaskEncoder(Other(made), MODEL).encode_batch(made).document_lengths is None
 
 
 def test_nothing_left_is_a_batch_without_rows_for_any_encoder() -> None:
@@ -352,16 +359,10 @@ def test_a_wrong_name_and_wrong_arguments_are_told(module: str) -> None:
         make_task_encoder(DataConfig("x", task_encoder_args={"shout": 1}), MODEL)
 
 
-def test_a_text_sample_still_passes_through_a_derived_encoder(module: str) -> None:
-    derived = named(module, "Derived")
-    with hook_context(HookContext(0)):
-        assert derived.encode_sample(TextSample(**BASE, text="Hi")).tokens.tolist() == [BOS, 72, 105]
-
-
 def test_what_a_sample_costs_beside_its_tokens() -> None:
     encoder = MultimodalTaskEncoder(max_length=20, image_size=4, patch_size=2)
-    text = encoder.sample_costs(encoder.encode_sample(TextSample(__key__="", __restore_key__=(), text="abc")))
+    text = encoder.sample_costs(encoder.encode_sample(TextSample(**BASE, text="abc")))
     assert text == {"loss_tokens": 4, "images": 0, "patches": 0, "squared_patches": 0, "image_patches": []}
-    caption = CaptioningSample(__key__="", __restore_key__=(), image=torch.zeros(3, 8, 8), caption="abc")
+    caption = CaptioningSample(**BASE, image=torch.zeros(3, 8, 8), caption="abc")
     costs = encoder.sample_costs(encoder.encode_sample(caption))
     assert costs == {"loss_tokens": 4, "images": 1, "patches": 4, "squared_patches": 16, "image_patches": [4]}

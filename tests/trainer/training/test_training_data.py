@@ -1,7 +1,8 @@
-"""Tokens, rows and batches."""
+"""Tokens, rows and batches, and where images stand in them."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,17 +10,26 @@ import torch
 
 from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
 from energon_lite.batching import TokenSequence
+from energon_lite.errors import UsageError
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
-from energon_lite.trainer.models.interface import MultimodalBatch
-from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
+from energon_lite.trainer import (
+    ByteTokenizer,
+    LlamaModel,
+    ModelConfig,
+    MultimodalBatch,
+    MultimodalTaskEncoder,
+    VisionConfig,
+    build_mesh,
+    resize_image,
+)
+from energon_lite.trainer.models.vision import encode_images, place_tokens
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
 
 
-def encoder(training: bool = True, max_length: int = 4, image_size: int = 2) -> MultimodalTaskEncoder:
-    return MultimodalTaskEncoder(max_length=max_length, image_size=image_size, patch_size=1, training=training)
+def encoder(training: bool = True) -> MultimodalTaskEncoder:
+    return MultimodalTaskEncoder(max_length=4, image_size=2, patch_size=1, training=training)
 
 
 def text(value: str) -> TextSample:
@@ -35,13 +45,8 @@ def test_broken_utf8_is_marked() -> None:
     assert ByteTokenizer().decode([0xC3, EOS]) == "\ufffd"
 
 
-def test_labels_are_the_next_tokens() -> None:
-    row = encoded(text("Hi"))
-    assert row.tokens.tolist() == [BOS, 72, 105] and row.labels.tolist() == [72, 105, EOS]
-    assert row.media is None and row.loss_mask is None and row.__key__ == "k"
-
-
 def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
+    """And in an evaluation the first one."""
     whole = ByteTokenizer().encode("abcdefghij")
     seen = set()
     for seed in range(60):
@@ -52,66 +57,30 @@ def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
         start = next(i for i in range(len(whole)) if whole[i : i + 5] == window)
         seen.add(start)
     assert seen == set(range(8)), "every window occurs, the first and the last too"
-
-
-def test_evaluation_takes_the_start() -> None:
     assert encoded(text("abcdefghij"), training=False).tokens.tolist() == [BOS, 97, 98, 99]
 
 
-def test_a_caption_stands_behind_its_image_and_is_cut() -> None:
-    sample = CaptioningSample(**BASE, image=torch.rand(3, 4, 4), caption="abcdef")
-    row = encoded(sample)
-    places = [PAD] * 4
-    assert row.tokens.tolist() == [*places, BOS, 97, 98, 99] and row.labels.tolist() == [
-        *places[1:],
-        BOS,
-        97,
-        98,
-        99,
-        100,
-    ]
-    assert row.loss_mask is not None and row.loss_mask.tolist() == [0] * 4 + [1] * 4
-    assert row.media is not None and row.media["image"].shape == (1, 3, 2, 2)
-
-
 def test_what_makes_no_row_is_skipped_with_a_reason() -> None:
-    image = torch.rand(3, 2, 2)
     with pytest.raises(SkipSample, match="a ImageSample"):
-        encoder().encode_sample(ImageSample(**BASE, image=image))  # type: ignore[arg-type]
-    with pytest.raises(SkipSample, match="takes none"):
-        encoder(image_size=0).encode_sample(CaptioningSample(**BASE, image=image, caption="x"))
+        encoder().encode_sample(ImageSample(**BASE, image=torch.rand(3, 2, 2)))
 
 
-def test_rows_are_padded_at_the_end() -> None:
-    caption = CaptioningSample(**BASE, image=torch.full((3, 2, 2), 0.5), caption="a")
-    batch = encoder().batch([encoded(text("")), encoded(caption), encoded(text("xy"))])
-    places = [PAD] * 4
-    assert batch.tokens.tolist() == [[BOS, *places, PAD], [*places, BOS, 97], [BOS, 120, 121, PAD, PAD, PAD]]
-    assert batch.labels.tolist() == [[EOS, *places, PAD], [*places[1:], BOS, 97, EOS], [120, 121, EOS, PAD, PAD, PAD]]
-    assert batch.loss_mask.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
+def test_rows_have_the_next_tokens_as_labels_and_are_cut_and_padded_at_the_end() -> None:
+    """A caption stands behind its image, which is brought to size."""
+    caption = CaptioningSample(**BASE, image=torch.full((3, 4, 4), 0.5), caption="abcdef")
+    rows = [encoded(text("")), encoded(caption), encoded(text("xy"))]
+    assert [row.loss_mask is None and row.media is None for row in rows] == [True, False, True]
+    batch = encoder().batch(rows)
+    places, rest = [PAD] * 4, [PAD] * 5
+    assert batch.tokens.tolist() == [[BOS, *places, *places[1:]], [*places, BOS, 97, 98, 99], [BOS, 120, 121, *rest]]
+    labels = [[EOS, *places, *places[1:]], [*places[1:], BOS, 97, 98, 99, 100], [120, 121, EOS, *rest]]
+    assert batch.labels.tolist() == labels
+    assert batch.loss_mask.tolist() == [[1] + [0] * 7, [0] * 4 + [1] * 4, [1] * 3 + [0] * 5]
     assert torch.equal(batch.image, torch.full((1, 3, 2, 2), 0.5))
     assert batch.image_rows.tolist() == [1] and batch.image_starts.tolist() == [0] and batch.documents is None
     assert batch.__key__ == ["k", "k", "k"]
     assert (batch.tokens.dtype, batch.labels.dtype, batch.image_rows.dtype) == (torch.int64,) * 3
     assert batch.loss_mask.dtype == batch.image.dtype == torch.float32
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_row_may_have_any_images_anywhere(packed: bool) -> None:
-    def sample(length: int, starts: list[int], *shapes: tuple[int, int]) -> TokenSequence:
-        images = [torch.full((3, *shape), 0.5) for shape in shapes]
-        media = {"image": images, "image_starts": torch.tensor(starts)} if shapes else None
-        tokens = torch.arange(length)
-        return TokenSequence(**BASE, tokens=tokens, labels=tokens, media=media)
-
-    samples = [sample(9, [2, 7], (2, 2), (1, 2)), sample(3, []), sample(4, [1], (2, 1))]
-    batch = MultimodalTaskEncoder(max_length=9, image_size=2, packed=packed).batch(samples)
-    assert batch.image.shape == (3, 3, 2, 2) and batch.image_sizes == [(2, 2), (1, 2), (2, 1)]
-    assert batch.image[1, 0].tolist() == [[0.5, 0.5], [0, 0]] and batch.image[2, 0].tolist() == [[0.5, 0], [0.5, 0]]
-    assert batch.image_rows.tolist() == ([0, 0, 0] if packed else [0, 0, 2])
-    assert batch.image_starts.tolist() == ([2, 7, 13] if packed else [2, 7, 1])
-    alike = MultimodalTaskEncoder(max_length=9, image_size=2).batch([sample(8, [0, 4], (2, 2), (2, 2))])
-    assert alike.image.shape == (2, 3, 2, 2) and alike.image_sizes is None
 
 
 def test_a_pooled_image_is_one_token_of_its_own() -> None:
@@ -130,15 +99,51 @@ def test_a_batch_may_be_empty() -> None:
         assert batch.__key__ == []
 
 
-def test_moving_a_batch_keeps_everything() -> None:
-    batch = encoder().batch([encoded(text("a"))])
-    assert torch.equal(batch.to(torch.device("cpu")).tokens, batch.tokens)
-    assert batch.to(torch.device("meta")).loss_mask.device.type == "meta" and batch.to(torch.device("cpu")) is not batch
-
-
 def test_images_are_brought_to_size() -> None:
     image = torch.rand(3, 8, 8)
     assert resize_image(image, 8) is image
     small = resize_image(image, 4)
     assert small.shape == (3, 4, 4) and small.min() >= 0 and small.max() <= 1
     torch.testing.assert_close(resize_image(torch.full((3, 5, 9), 0.25), 4), torch.full((3, 4, 4), 0.25))
+
+
+# -- images in the model ----------------------------------------------------------------------------------------------
+
+SHAPE = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, ffn_size=8)
+SEES = dataclasses.replace(SHAPE, image_size=4, patch_size=2)
+
+
+class Pixels(torch.nn.Module):
+    """Each pixel is a token."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flatten(1)[..., None]
+
+
+def test_images_take_as_many_places_as_they_need_where_tokens_keep_them() -> None:
+    text = torch.tensor([[0.0, 0, 0, 0, 0, 0, 0], [21, 0, 0, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]])[..., None]
+    image = torch.arange(1.0, 17.0).view(4, 1, 2, 2)
+    sizes = [(1, 1), (2, 2), (1, 2), (1, 1)]
+    rows, starts = torch.tensor([0, 0, 1, 0]), torch.tensor([6, 1, 1, 0])
+    images = [one[:, :height, :width] for one, (height, width) in zip(image, sizes, strict=True)]
+    placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts).squeeze(-1)
+    assert placed.tolist() == [[13, 5, 6, 7, 8, 0, 1], [21, 9, 10, 22, 23, 24, 25], [31, 32, 33, 34, 35, 36, 37]]
+
+
+@torch.no_grad()
+def test_without_sizes_images_fill_their_tensor() -> None:
+    vision = VisionConfig(hidden_size=8, num_layers=1, num_heads=2, ffn_size=12)
+    model = LlamaModel(dataclasses.replace(SEES, vision=vision, init_std=0.3, dtype="float64"), build_mesh())
+    tokens, first = torch.arange(6)[None], torch.tensor([0])
+    image = torch.rand(1, 3, 4, 4)
+    for height, width in ((2, 4), (4, 2)):
+        whole = model.all_logits(tokens, image[:, :, :height, :width], first, first)
+        padded = model.all_logits(tokens, image, first, first, [(height, width)])
+        torch.testing.assert_close(whole, padded, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_images_need_a_model_that_takes_them() -> None:
+    model = LlamaModel(SHAPE, build_mesh())
+    with pytest.raises(UsageError, match="takes none"):
+        model(torch.tensor([[1]]), torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0]))

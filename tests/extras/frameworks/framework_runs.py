@@ -1,8 +1,16 @@
-"""What the frameworks of these tests train: samples that are numbers, and a model that says which ones it was given."""
+"""Runs of frameworks: processes as torchrun starts them, but forked, and what they train.
+
+Samples are numbers, and a model says which ones it was given. The framework makes its process group itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +19,80 @@ from torch import nn
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.loading.iterators.dataset import SavableDataset
-from tests.extras.frameworks.framework_ranks import logged
-from tests.testing import ALONE
+from tests.testing import ALONE, free_port
+from tests.trainer.parallel.rank_processes import DIED, RankFailure, run_ranks
+
+Job = Callable[[], Any]
+
+
+def run_processes(world: int, job: Job, folder: Path, *, kill_when: Callable[[], bool] | None = None) -> list[Any]:
+    """What ``job()`` returns on each of ``world`` processes.
+
+    Args:
+        job: reads ``RANK`` and the like, as under torchrun; one process has none of these.
+        folder: for what the processes write.
+        kill_when: SIGKILL to all of them as soon as this is true; then there are no results.
+    """
+    port = free_port()
+
+    def run(rank: int) -> Any:
+        if world > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {"TORCHELASTIC_RUN_ID": "tests", "GROUP_RANK": "0"}
+        _forget_the_parent()
+        if kill_when is not None:
+            threading.Thread(target=_die, args=(kill_when,), daemon=True).start()
+        return job()
+
+    try:
+        results = run_ranks(world, run, 100, folder=folder, group=False)
+    except RankFailure as failure:
+        if kill_when is None or set(failure.by_rank.values()) != {DIED[1]}:
+            raise
+        return []
+    assert kill_when is None, "through before it was killed"
+    return results
+
+
+def reached(folder: Path, log: str, step: int) -> Callable[[], bool]:
+    """For ``kill_when``: whether a log has a line of this step or a later one."""
+    return lambda: any(line["step"] >= step for line in logged(folder, log))
+
+
+def _die(when: Callable[[], bool]) -> None:
+    while not when():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _forget_the_parent() -> None:
+    """Accelerate keeps in which of how many processes it is, also over a fork."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def log_line(log: Path, **line: Any) -> None:
+    """A line of JSON, whole even if the process is killed right after it."""
+    with open(log, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def logged(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """The lines of all logs; one that a kill cut off is none."""
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        for line in path.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+# -- what they train ---------------------------------------------------------------------------------------------------
 
 SAMPLES = 26
 
