@@ -76,6 +76,7 @@ def test_patterns() -> None:
         ("*.tar", "not a regular expression.*nothing to repeat"),
         ("train/.*", "'train/.\\*' .for split 'x'. matches none of the 10 shards"),
         ("0.tar", "matches none"),  # from the start of the name
+        ("{0..99999999999}", "its braces stand for 100,000,000,000 names, which are too many"),
     ],
 )
 def test_patterns_that_do_not_work(pattern: str, message: str) -> None:
