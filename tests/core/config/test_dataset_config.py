@@ -113,21 +113,6 @@ def test_sample_loader_of_a_trusted_document(write: Callable[..., Path]) -> None
     assert config.field_map is None
 
 
-def test_sample_loader_whose_file_is_missing(write: Callable[..., Path]) -> None:
-    path = write("sample_type: TextSample\nsample_loader: sampel_loader.py:f\npart_filter: [txt]\n")
-    with pytest.raises(ConfigError, match="code that 'sample_loader' names is not there") as caught:
-        load_dataset_config(path, trust_code=True)
-    assert caught.value.line == 2
-    assert "sample_loader.py" in str(caught.value.fix)
-
-
-def test_sample_loader_needs_a_part_filter(write: Callable[..., Path]) -> None:
-    path = write("sample_type: TextSample\nsample_loader: sample_loader.py\n")
-    with pytest.raises(ConfigError, match="without 'part_filter'") as caught:
-        load_dataset_config(path, trust_code=True)
-    assert caught.value.line == 2
-
-
 @pytest.fixture
 def own_module(room: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of the user's with a sample type, that leaves a trace when it is imported."""
@@ -170,11 +155,6 @@ def test_a_sample_type_of_ones_own_is_checked_as_well(
     with pytest.raises(ConfigError, match=message) as caught:
         load_dataset_config(write(own(own_module, name, field_map)), trust_code=True)
     assert caught.value.line in (1, 2) and caught.value.fix
-
-
-def test_a_module_that_is_not_there(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="cannot import 'X' from 'no_such_module_at_all'"):
-        load_dataset_config(write(own("no_such_module_at_all", "X")), trust_code=True)
 
 
 def test_missing_config_of_another_name_names_the_nearest(write: Callable[..., Path]) -> None:
