@@ -7,6 +7,7 @@ import logging
 import shutil
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,34 +104,32 @@ def test_a_folder_that_is_not_as_it_should_be(images: Path, case: str) -> None:
     assert caught.value.where and caught.value.fix, text
 
 
-REFERENCE = "splits:\n  train:\n    blend:\n      - path: images\n        weight: 1\n"
-
-WRONG_BLENDS: dict[str, tuple[str, str, list[str]]] = {
-    "misspelt weight": ("weight: 1", "weigth: 1", ["blend.yaml:5", "weigth", "'weight'"]),
-    "no such folder": ("path: images", "path: imagse", ["blend.yaml:4", "imagse", "images"]),
-    "no such split": ("  train:", "  training:", ["blend.yaml", "'train'", "training"]),
-    "split of a leaf": ("path: images", "path: images\n        split_part: trian", ["'trian'", "train"]),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_BLENDS)
-def test_a_metadataset_that_is_not_as_it_should_be(images: Path, case: str) -> None:
-    old, new, words = WRONG_BLENDS[case]
-    path = images.parent / "blend.yaml"
-    assert old in REFERENCE
-    path.write_text(REFERENCE.replace(old, new))
-    with pytest.raises(EnergonLiteError) as caught:
-        get_train_dataset(path, batch_size=2, worker_config=ALONE)
-    text = str(caught.value)
-    for word in words:
-        assert word in text, text
-    assert caught.value.fix, text
-
-
 def _call(images: Path, **kwargs: Any) -> Any:
     return get_train_dataset(images, **({"batch_size": 2, "worker_config": ALONE} | kwargs))
 
 
+class Packs(TaskEncoder):
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]
+
+
+def _hooked(base: type[TaskEncoder] = TaskEncoder, **hooks: Any) -> TaskEncoder:
+    encoder: TaskEncoder = type("Wrong", (base,), hooks)()
+    return encoder
+
+
+def _yields(self: Any, value: Any) -> Any:
+    yield value
+
+
+def _returns(self: Any, value: Any) -> Any:
+    return value
+
+
+PACKING: dict[str, Any] = {"packing_buffer_size": 4}
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
     "batch size as text": (lambda path: _call(path, batch_size="4"), ["batch_size is '4'"]),
@@ -179,6 +178,54 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda path: get_val_dataset(path, batch_size=2, worker_config=WorkerConfig(rank=0, world_size=99)),
         ["12 samples for 99 data-parallel ranks", "images[val]", "at most 12"],
     ),
+    "split of a leaf": (
+        lambda path: _call({"splits": {"train": {"path": str(path), "split_part": "trian"}}}),
+        ["'trian'", "did you mean 'train'?"],
+    ),
+}
+
+
+#: Hooks that are refused before anything is read: (encoder, arguments, words of the message).
+WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
+    "build": (_hooked(build_batch=_returns), {}, "build_batch would not be called"),
+    "aux": (
+        _hooked(cook_crude_sample=lambda self, sample, cooker, aux, more: sample),
+        {},
+        "called with (sample, cooker, aux)",
+    ),
+    "two first hooks": (
+        _hooked(encode_sample=_returns, preencode_sample=_returns),
+        {},
+        "both encode_sample and preencode_sample",
+    ),
+    "half a packing": (
+        _hooked(select_samples_to_pack=lambda self, samples: [samples]),
+        PACKING,
+        "has no pack_selected_samples",
+    ),
+    "selection yields": (_hooked(Packs, select_samples_to_pack=_yields), PACKING, "select_samples_to_pack is a gener"),
+    "late yields": (
+        _hooked(Packs, postencode_sample=_yields),
+        PACKING,
+        "postencode_sample is a generator: the samples",
+    ),
+    "criterion yields": (_hooked(batch_group_criterion=_yields), {}, "batch_group_criterion is a generator"),
+    "group yields": (
+        _hooked(batch_group_criterion=_returns, batch=_yields),
+        {},
+        "batch is a generator: a group makes one batch",
+    ),
+    "buffers never full": (Packs(), PACKING | {"chunks": Chunks(size=3)}, "chunk_size is 3, but packing_buffer_size 4"),
+    "no chunk": (Packs(), PACKING | {"chunks": Chunks(size=0)}, "chunk_size is 0"),
+    "groups hand nothing over": (
+        _hooked(batch_group_criterion=_returns),
+        {"chunks": Chunks(remainder="carry")},
+        '"carry" needs batches of batch_size samples, without batch_group_criterion',
+    ),
+}
+WRONG_CALLS |= {
+    case: (partial(_call, task_encoder=encoder, **arguments), [words])
+    for case, (encoder, arguments, words) in WRONG_HOOKS.items()
 }
 
 
