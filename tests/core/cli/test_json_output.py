@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_lite import get_savable_loader, get_train_dataset
 from tests.conftest import text_dataset
-from tests.testing import ALONE, invoke
+from tests.testing import ALONE, invoke, take
 
 
 def found(*arguments: object) -> Any:
@@ -29,8 +29,7 @@ def test_plan(tmp_path: Path) -> None:
 def test_trace(tmp_path: Path) -> None:
     dataset = get_train_dataset(text_dataset(tmp_path / "data", 10), worker_config=ALONE, batch_size=2)
     with get_savable_loader(dataset, trace=str(tmp_path / "trace.jsonl")) as loader:
-        for _ in zip(range(5), loader, strict=False):
-            pass
+        take(loader, 5)
     said = found("trace", tmp_path / "trace.jsonl", "--slowest", 3)
     assert (said["batches"], said["samples"], said["ranks"], said["keys"]) == (5, 10, [0], {})
     assert said["stages"]["read"] > 0
