@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from energon_lite.cli import measure
 from energon_lite.cli import output as command_output
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import output_of, refusal_of
+from tests.testing import invoke, output_of, refusal_of
 
 ENCODER = """
 from energon_lite import SkipSample, TaskEncoder
@@ -87,6 +88,8 @@ def test_what_is_stored_and_said(data: Path) -> None:
     assert lengths(data) == EXPECTED
     assert lengths(data, "skip") == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]
     assert "12 samples in 3 shards, 8 of them measured before" in measured(data, *WORDS)
+    said = json.loads(invoke("measure", data, *WORDS, "--num-workers", "0", "--json", "--no-progress").stdout)
+    assert (said["samples"], said["failed"], said["shortest"], said["longest"]) == (12, 1, 0, 11)
 
 
 def test_a_function_an_encoder_and_its_own_length(data: Path) -> None:
