@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,8 @@ class Texts(TaskEncoder):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to work in, with a module of encoders."""
-    (tmp_path / "encoders_here.py").write_text(ENCODER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    sys.modules.pop("encoders_here", None)
-
-
-@pytest.fixture
 def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
+    (here / "encoders_here.py").write_text(ENCODER)
     shards = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(4 * s + n).encode()}) for n in range(4)] for s in range(3)}
     return write_dataset(here / "d", shards, splits={"train": ["0.tar", "1.tar"], "val": ["2.tar"]})
 
@@ -225,7 +214,6 @@ def test_cookers_that_match_by_subflavors(here: Path) -> None:
     measured(blend, *cooks, "--subflavors", '{"turns": 2}', "--name", "two")
     assert lengths(chats, "two.length") == [0, 1, 2, 3]
     assert "4 of them measured before" in measured(blend, *cooks, "--subflavors", '{"turns": 2}', "--name", "two")
-    sys.modules.pop("cooks_here", None)
 
 
 @pytest.mark.parametrize("text", ["kind=chat", "[1]", '"chat"'])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,14 @@ ENCODED = ("--task-encoder", "words_here:Words")
 SPLITS = {"train": ["0.tar", "1.tar"], "val": ["2.tar"], "test": ["3.tar"]}
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "words_here.py").write_text(ENCODER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield tmp_path
-    sys.modules.pop("words_here", None)
-
-
 def numbers(shards: Sequence[int], plus: int = 0) -> list[int]:
     return [4 * shard + n + plus for shard in shards for n in range(1, 5)]
 
 
 @pytest.fixture
 def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path]:
+    (here / "words_here.py").write_text(ENCODER)
+
     def write(name: str) -> Path:
         shards = {f"{s}.tar": [(f"{n}", {"txt": str(n).encode()}) for n in numbers([s])] for s in range(4)}
         path = write_dataset(here / name, shards, splits=SPLITS)
@@ -154,13 +146,6 @@ def test_what_is_advised_for_a_blend_ends_the_trouble(make: Any, here: Path) -> 
     assert follow(here / "other.yaml", "train") == numbers([0, 1]) * 2
     asked = {"splits": {"val": {"blend": [{"path": str(other), "split_part": "test", "subflavors": {"plus": 2}}]}}}
     assert follow(asked, "val") == numbers([3], 200)
-
-
-def test_what_is_advised_measures_with_the_subflavors_of_the_split(make: Any, here: Path) -> None:
-    make("d")
-    document = blend(here / "blend.yaml", {"train": 0, "val": 1})
-    measure(document, *ENCODED)
-    assert follow(document, "val") == numbers([2], 100) and follow(document, "train", most=0) == numbers([0, 1])
 
 
 def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path, write_dataset: Any) -> None:
