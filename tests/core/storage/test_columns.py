@@ -14,6 +14,7 @@ from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.index.column_file import ColumnFile, column_folders
 from energon_lite.storage.index.columns import Column, write_column
 from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -118,27 +119,18 @@ class TestStale:
             column_of(data)
         assert column_of(data, "weight")[9] == 99 / 7
 
-    def test_a_shard_has_changed(self, data: Path, make_tar: Callable[..., Path]) -> None:
-        write_column(data, "length", VALUES)
-        make_tar("ten/b.tar", [("4.txt", b"new"), ("5.txt", b""), ("6.txt", b"")])
-        prepare(data)
-        with pytest.raises(DataIndexError, match=r"older than the data set[\s\S]*length.col"):
-            column_of(data)
-
     def test_a_shard_has_other_contents_of_the_same_shape(self, data: Path, make_tar: Callable[..., Path]) -> None:
         write_column(data, "length", VALUES)
         index = open_index(str(data))[0]
         old = (data / "a.tar").stat()
         members = [
-            (f"{n}.{part}", f"TEXT {n}".encode() if part == "txt" else b"7")
-            for n in range(4)
-            for part in ("txt", "cls")
+            (f"{n}.{part}", text) for n in range(4) for part, text in (("txt", f"TEXT {n}".encode()), ("cls", b"7"))
         ]
         make_tar("ten/a.tar", members)
         os.utime(data / "a.tar", ns=(old.st_atime_ns, old.st_mtime_ns + 5))
         prepare(data)
         assert open_index(str(data))[0].digest == index.digest  # only the time tells
-        with pytest.raises(DataIndexError, match="older than the data set"):
+        with pytest.raises(DataIndexError, match=r"older than the data set[\s\S]*length.col"):
             column_of(data)
 
     def test_a_shard_has_come(self, data: Path, make_tar: Callable[..., Path]) -> None:
@@ -156,13 +148,12 @@ class TestStale:
             3: [77, 88, 99],
         }
 
-    def test_preparing_again_without_a_change_keeps_it(self, data: Path) -> None:
+    def test_a_folder_that_is_prepared_again_without_a_change_and_a_copy_have_it(
+        self, data: Path, tmp_path: Path
+    ) -> None:
         write_column(data, "length", VALUES)
         prepare(data)
         assert np.asarray(column_of(data)).tolist() == VALUES.tolist()
-
-    def test_a_copy_of_the_folder_has_it(self, data: Path, tmp_path: Path) -> None:
-        write_column(data, "length", VALUES)
         shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)
         assert np.asarray(column_of(tmp_path / "copy")).tolist() == VALUES.tolist()
         assert column_of(tmp_path / "copy").fingerprint == column_of(data).fingerprint
@@ -174,18 +165,22 @@ class TestFile:
         [
             (lambda data: data[:-1], "too short"),
             (lambda data: data + b"x", "too short or too long"),
-            (lambda data: data[:10], "not a column"),
-            (lambda data: b"PK" + data[2:], "not a column"),
-            (lambda data: data[:12] + b"\x63" + data[13:], "format 99"),
+            (lambda data: data[:10], "this is not a {name}"),
+            (lambda data: b"PK" + data[2:], "this is not a {name}"),
+            (lambda data: data[:12] + b"\x63" + data[13:], "format 99, this library reads format 3"),
             (lambda data: data[:-2] + b"!" + data[-1:], "wrong checksum"),
         ],
     )
     def test_damage_is_named(self, data: Path, damage: Callable[[bytes], bytes], message: str) -> None:
-        path = Path(write_column(data, "length", VALUES))
-        path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(DataIndexError, match=message) as caught:
-            column_of(data)
-        assert str(path) in str(caught.value) and "measure again" in str(caught.value)
+        column, index = Path(write_column(data, "length", VALUES)), data / ".nv-meta/energon_lite.idx"
+        for path, name, cure, read in (
+            (column, "column", "measure again", lambda: column_of(data)),
+            (index, "packed index", "prepare", lambda: PackedIndex.open(str(index))),
+        ):
+            path.write_bytes(damage(path.read_bytes()))
+            with pytest.raises(DataIndexError, match=message.format(name=name)) as caught:
+                read()
+            assert str(path) in str(caught.value) and cure in str(caught.value)
 
     @pytest.mark.parametrize("dtype", ["<i4", "<i8", "|u1", "<f4", ">i4"])
     def test_types(self, data: Path, dtype: str) -> None:

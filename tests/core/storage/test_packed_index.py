@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files import stored_array
+from energon_lite.storage.index import key_index
+from energon_lite.storage.index.key_index import KeyIndex, hash_key, hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.testing import damaged, examples
@@ -67,36 +69,12 @@ def test_digest_depends_on_contents_only() -> None:
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    PackedIndex.from_scans([scan_of("a.tar", [("0", [(512, 3, "txt")])])]).write(str(tmp_path / "i.idx"))
-    return tmp_path / "i.idx"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-1], "too short"),
-        (lambda data: data + b"x", "too short or too long"),
-        (lambda data: data[:10], "not a packed index"),
-        (lambda data: b"PK" + data[2:], "not a packed index"),
-        (lambda data: data[:12] + b"\x63" + data[13:], "has format 99, this library reads format 3"),
-        (lambda data: data[:-2] + b"!" + data[-1:], "wrong checksum"),
-    ],
-)
-def test_damage_is_named(written: Path, damage: object, message: str) -> None:
-    written.write_bytes(damage(written.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(DataIndexError, match=message) as caught:
-        PackedIndex.open(str(written))
-    assert str(written) in str(caught.value) and "prepare" in str(caught.value)
-
-
-def test_tables_that_contradict_each_other(written: Path) -> None:
-    index = PackedIndex.open(str(written))
+def test_tables_that_contradict_each_other(tmp_path: Path) -> None:
+    index = PackedIndex.from_scans([scan_of("a.tar", [("0", [(512, 3, "txt")])])])
     arrays = {**index._arrays, "samples": index.samples[:] + 1}  # the closing row now claims another part
-    PackedIndex(arrays, index.part_names, index.uuid, index.digest, {}).write(str(written))
+    PackedIndex(arrays, index.part_names, index.uuid, index.digest, {}).write(str(tmp_path / "i.idx"))
     with pytest.raises(DataIndexError, match="do not fit together"):
-        PackedIndex.open(str(written))
+        PackedIndex.open(str(tmp_path / "i.idx"))
 
 
 FLIPPED: Samples = [(f"{n:03d}", [(1024 * n + 512, n % 7, "txt"), (3, 4, "cls")]) for n in range(150)]
@@ -124,18 +102,62 @@ def test_flipped_bits_and_cuts_never_give_other_samples(tmp_path: Path, data: st
             assert contents(path) == whole
 
 
-@pytest.mark.parametrize("keep", [0, 100, 4000])
-def test_an_index_that_is_cut_short_while_it_is_used(tmp_path: Path, keep: int) -> None:
-    """An error, where touching mapped memory would end the process."""
-    path = str(tmp_path / "i.idx")
-    PackedIndex.from_scans([scan_of("a.tar", FLIPPED * 20)]).write(path)
-    index = PackedIndex.open(path)
-    assert index.key(2999) == "149"
-    stored_array._kept.clear()
-    os.truncate(path, keep)
-    with pytest.raises(DataIndexError, match=r"packed index cannot be read[\s\S]*start the run again"):
-        index.key(2000)
+# -- samples are found by their keys, whatever these are, and however many samples share one
 
 
-def test_writing_is_atomic(written: Path) -> None:
-    assert [path.name for path in written.parent.iterdir()] == ["i.idx"]
+def index_of(*shards: list[str]) -> PackedIndex:
+    return PackedIndex.from_scans([scan_of(f"{n}.tar", [(key, []) for key in keys]) for n, keys in enumerate(shards)])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", os.fspath(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+KEYS = st.lists(st.text(st.sampled_from("ab/.0ü\udcff"), min_size=1, max_size=6), max_size=30)
+
+
+@settings(max_examples=examples(60))
+@given(KEYS, KEYS)
+def test_each_key_is_found_where_it_is(first: list[str], second: list[str]) -> None:
+    keys = first + second
+    found = KeyIndex(index_of(first, second))
+    for key in {*keys, "no such", "a"}:
+        assert found.find(key) == [number for number, one in enumerate(keys) if one == key]
+
+
+def test_many_keys_and_what_is_not_among_them(cache: Path) -> None:
+    keys = [f"folder/{number:07d}" for number in range(200_000)]
+    index = index_of(keys)
+    found = KeyIndex(index)
+    wanted = [0, 1, 77_777, 131_071, 131_072, 199_999]
+    assert [found.find(keys[number]) for number in wanted] == [[number] for number in wanted]
+    assert found.find("folder/0200000") == found.find("") == []
+    assert [path.name for path in (cache / "keys").iterdir()] == [f"{index.digest}.keys"]
+
+
+def test_equal_hashes_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_mixed", lambda values: np.full_like(values, 7 << 60))
+    found = KeyIndex(index_of([f"{number}" for number in range(2000)]))
+    assert found.find("1999") == [1999] and found.find("2000") == []
+
+
+def test_hashes_are_spread_and_do_not_depend_on_neighbours() -> None:
+    keys = [f"{number:08d}" for number in range(4096)]
+    hashes, others = hash_keys(index_of(keys[:1000], keys[1000:]), np.arange(4096), words=2)
+    assert len(np.unique(hashes)) == len(np.unique(others)) == len(keys) and not (hashes == others).any()
+    assert [hash_key(key) for key in keys[::512]] == hashes[::512].tolist()
+    counts = np.bincount((hashes >> np.uint64(60)).astype(np.int64), minlength=16)
+    assert counts.min() > 180 and counts.max() < 340
+
+
+def test_a_damaged_file_is_made_again_and_none_is_needed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = index_of(["a", "b"])
+    KeyIndex(index)
+    (path,) = (cache / "keys").iterdir()
+    path.write_bytes(b"nonsense")
+    assert KeyIndex(index).find("b") == [1] and path.stat().st_size > 8
+    cache.rename(cache.parent / "moved")
+    cache.write_text("no folder can be made here")
+    assert KeyIndex(index).find("b") == [1]
