@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -19,11 +20,14 @@ from energon_lite.errors import (
     UsageError,
 )
 from energon_lite.storage.index.nv_meta import read_info
-from energon_lite.storage.prepare.dataset_scan import find_shards
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare import dataset_scan
+from energon_lite.storage.prepare.dataset_scan import find_shards, odd_sample_notes, usual_parts
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import scan_shard
+from tests.testing import Parts, write_tar
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
 
@@ -48,25 +52,15 @@ def test_writes_everything(ten: Path) -> None:
         "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
         "field_map": {"text": "txt"},
     }
-    assert sorted(path.name for path in ten.rglob("*.idx")) == [
-        "a.tar.idx",
-        "b.tar.idx",
-        "c.tar.idx",
-        "energon_lite.idx",
-    ]
+    assert {path.name for path in ten.rglob("*.tar.idx")} == {"a.tar.idx", "b.tar.idx", "c.tar.idx"}
     assert not (ten / ".nv-meta/energon_lite.shards").exists()
 
 
 class TestBrokenShards:
-    def test_one_is_reported_with_its_path(self, ten: Path) -> None:
-        os.truncate(ten / "b.tar", 2500)
-        with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*header at byte 2048[\s\S]*ten/b.tar"):
-            prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
-
-    def test_an_earlier_preparation_stays(self, ten: Path) -> None:
+    def test_one_is_reported_with_its_path_and_an_earlier_preparation_stays(self, ten: Path) -> None:
         prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
         os.truncate(ten / "b.tar", 2500)
-        with pytest.raises(ShardFormatError):
+        with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*header at byte 2048[\s\S]*ten/b.tar"):
             prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
         assert len(WebdatasetSource.open(ten, shards=["a.tar"])) == 4
 
@@ -178,11 +172,12 @@ def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
     assert "kept 1 exclusion of" in report.warnings[-1]
 
 
-def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path) -> None:
+def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path, make_tar: Callable[..., Path]) -> None:
     (ten / ".cache").mkdir()
     (ten / "a.tar").rename(ten / ".cache/a.tar")
     (ten / "notes.txt").write_text("")
-    assert find_shards(str(ten)) == ["b.tar", "sub/c.tar"]
+    make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])  # in a folder with the name of a shard
+    assert find_shards(str(ten)) == ["b.tar", "sub/c.tar", "x.tar/d.tar"]
 
 
 class TestOddFiles:
@@ -193,8 +188,7 @@ class TestOddFiles:
         """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
         for place in ("again", "sub/again"):
             (ten / place).symlink_to(target, target_is_directory=True)
-        found = find_shards(str(ten))
-        assert found == ["a.tar", "b.tar", "sub/c.tar"]
+        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar"]
         assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
     def test_links_to_folders_elsewhere(self, ten: Path, make_tar: Callable[..., Path]) -> None:
@@ -204,13 +198,10 @@ class TestOddFiles:
         (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
         (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
         (ten / "store").symlink_to(".store", target_is_directory=True)
+        (ten / "l.tar").symlink_to(".store/e.tar")  # and to a shard
         found = find_shards(str(ten))
-        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "store/e.tar", "sub/c.tar"]
-        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 12
-
-    def test_shards_may_be_links(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        (ten / "l.tar").symlink_to(make_tar("disk/d.tar", [("x.txt", b"x")]))
-        assert prepare_dataset(ten, split_ratio="1,0,0").shards == 4
+        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "l.tar", "store/e.tar", "sub/c.tar"]
+        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 13
 
     @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
     def test_what_is_no_file(self, ten: Path, kind: str) -> None:
@@ -249,10 +240,6 @@ class TestOddFiles:
         if kind is os.mkfifo:
             assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
 
-    def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
-        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
-
     @pytest.mark.parametrize(
         "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
     )
@@ -285,3 +272,44 @@ def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     (ten / "b.tar").unlink()
     with pytest.raises(MissingShardError, match=r"b\.tar[\s\S]*put it back"):
         index_again(str(ten))
+
+
+# -- samples that are unlike the others
+
+
+def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:
+    """What is said of two shards of samples with a text and a label, but for some."""
+    samples = [(f"{number:03d}", odd.get(number, {"txt": b"x", "cls": b"1"})) for number in range(count)]
+    for name, some in (("a.tar", samples[: count // 2]), ("b.tar", samples[count // 2 :])):
+        write_tar(path / name, some)
+    return [*odd_sample_notes(PackedIndex.from_scans([scan_shard(str(path), name) for name in ("a.tar", "b.tar")]))]
+
+
+@pytest.mark.parametrize("block", [1 << 20, 7])
+def test_each_kind(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_scan, "_BLOCK", block)
+    odd: dict[int, Parts] = {3: {"txt": b"", "cls": b"1"}, 60: {"txt": b"x"}, 99: {"txt": b"", "cls": b""}}
+    assert sorted(notes(tmp_path, odd)) == [
+        "1 sample has no part 'cls', which nearly all others have: b.tar: 060.cls",
+        "3 samples have a part without bytes: a.tar: 003.txt, b.tar: 099.txt, b.tar: 099.cls",
+    ]
+
+
+def test_a_part_in_the_place_of_another(tmp_path: Path) -> None:
+    assert notes(tmp_path, {5: {"txt": b"x", "json": b"1"}}) == []
+
+
+def test_a_part_that_many_have_not_is_no_loss(tmp_path: Path) -> None:
+    assert notes(tmp_path, {number: {"txt": b"x"} for number in range(5)}) == []
+
+
+def test_a_part_twice(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("0", {"txt": b"1", "cls": b"1"}), ("0", {"txt": b"2"})])
+    index = PackedIndex.from_scans([scan_shard(str(tmp_path), "a.tar")])
+    assert [*odd_sample_notes(index)] == ["1 sample has a part more than once: a.tar: 0.txt"]
+
+
+def test_usual_parts() -> None:
+    numbers = np.array([0] * 100 + [1] * 98 + [2] * 97)
+    assert usual_parts(numbers, ["a", "b", "c"], 100) == {"a", "b"}
+    assert [*odd_sample_notes(PackedIndex.from_scans([]))] == []

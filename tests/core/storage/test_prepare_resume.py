@@ -1,33 +1,46 @@
-"""A preparation that was interrupted, or whose folder has grown, reads only what it does not know."""
+"""A preparation that was interrupted, or whose folder has grown, reads only what it does not know; after a SIGKILL at
+any step, what is left is harmless; and of several at the same time, one does it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.errors import DataIndexError
+from energon_lite.errors import DataIndexError, DatasetError
+from energon_lite.extras.energon import index_sqlite as sqlite_index
+from energon_lite.storage.files import atomic_file
+from energon_lite.storage.files.atomic_file import remove_leftovers, temporary_path
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import dataset_scan
 from energon_lite.storage.prepare.dataset_scan import Shards
-from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.prepare.prepare import PrepareOptions, index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
-from tests.testing import damaged, examples
+from tests.testing import damaged, examples, killed_at_every_step, write_tar
 
 Scanned = list[str]
-OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "force_overwrite": True}
+OPTIONS: dict[str, Any] = {
+    "split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1
+}  # fmt: skip
 
 
-def prepare(folder: Path, workers: int = 1, rescan: bool = False) -> None:
-    prepare_dataset(folder, workers=workers, rescan=rescan, **OPTIONS)  # type: ignore[arg-type]
+def prepare(folder: Path, **more: Any) -> int:
+    """Also over an earlier one; the number of samples."""
+    return prepare_dataset(folder, **(OPTIONS | {"force_overwrite": True} | more)).samples
 
 
 @pytest.fixture
@@ -53,11 +66,8 @@ def write_result(folder: Path, name: str) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files but the shards."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".tar"
-    }
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tar"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def same(one: ShardScan, other: ShardScan) -> bool:
@@ -179,6 +189,7 @@ class TestWhatIsKnown:
         os.truncate(ten / "b.tar", 2500)
         with pytest.raises(Exception, match="truncated"):
             prepare(ten)
+        assert {path.name for path in ten.rglob("*.tar.idx")} == {"a.tar.idx", "c.tar.idx"}
         (ten / "b.tar").write_bytes(whole)
         scanned.clear()
         prepare(ten)
@@ -205,3 +216,169 @@ def test_the_result_of_another_shard_is_not_used(ten: Path) -> None:
     os.replace(write_result(ten, "a.tar"), files.path("b.tar"))
     assert files.find(["a.tar", "b.tar"]) == {}
     assert files.path("sub/c.tar") != files.path("c.tar")
+
+
+# -- killed at every step
+
+
+def killed_while(
+    folder: Path, work: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> Iterator[bool]:
+    """After each kill, what is there."""
+    for killed in killed_at_every_step(work, before, [(sqlite_index, "_sample_rows"), (sqlite_index, "_part_rows")]):
+        # Energon takes this for a folder of other files, which it refuses to load and to prepare.
+        meta = folder / ".nv-meta"
+        assert not (meta / "index.sqlite").exists() or (meta / ".info.json").exists()
+        yield killed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_disk")
+def test_a_first_preparation(ten: Path) -> None:
+    prepare_dataset(ten, **OPTIONS)
+    expected = contents(ten)
+
+    def clean() -> None:
+        for name in contents(ten):
+            (ten / name).unlink()
+        shutil.rmtree(ten / ".nv-meta")
+
+    steps = incomplete = 0
+    for killed in killed_while(ten, lambda: prepare_dataset(ten, **OPTIONS), clean):
+        steps, incomplete = steps + killed, incomplete + (contents(ten) != expected)
+        if contents(ten) != expected:
+            prepare_dataset(ten, **OPTIONS)  # without force_overwrite, as one would run it again
+            assert contents(ten) == expected
+    assert steps > 30 and incomplete > 30
+
+
+@pytest.mark.usefixtures("quick_disk")
+def test_a_preparation_over_another(ten: Path, make_tar: Callable[..., Path]) -> None:
+    """The folder is loaded as it was before or as it shall be, or not at all."""
+    prepare_dataset(ten, **OPTIONS)
+    old = contents(ten)
+    make_tar("ten/new.tar", [("new.txt", b"new")])
+    again = partial(prepare, ten, split_ratio="1,1,0")
+    again()
+    expected = contents(ten)
+
+    def restore() -> None:
+        for name in contents(ten):
+            (ten / name).unlink()
+        for name, data in old.items():
+            (ten / name).write_bytes(data)
+
+    states = set()
+    for _ in killed_while(ten, again, restore):
+        found = contents(ten)
+        states.add((found.get(".nv-meta/.info.json"), found.get(".nv-meta/split.yaml")))
+        if found != expected:
+            again()
+        assert contents(ten) == expected
+    before, after = [(data[".nv-meta/.info.json"], data[".nv-meta/split.yaml"]) for data in (old, expected)]
+    assert {before, after} <= states and {info for info, _ in states - {before, after}} == {None}
+
+
+@pytest.mark.usefixtures("quick_disk")
+def test_indexing_again_that_is_killed(ten: Path) -> None:
+    prepare_dataset(ten, **OPTIONS)
+    expected = contents(ten)
+    again = partial(index_again, str(ten), PrepareOptions(workers=1))
+    for _ in killed_while(ten, again):
+        assert len(WebdatasetSource.open(ten)) == 10
+        again()
+        assert contents(ten) == expected
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = os.fork()
+    if not child:
+        Path(temporary_path(str(tmp_path / "dead.idx"))).write_bytes(b"half")
+        os._exit(0)
+    os.waitpid(child, 0)
+    mine, users = Path(temporary_path(str(tmp_path / "mine.idx"))), tmp_path / ".notes.tmp"
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_file, "_host", lambda: "00000000")
+        others = Path(temporary_path(str(tmp_path / "others.idx")))
+        old = Path(temporary_path(str(tmp_path / "old.idx")))
+    for path in (mine, users, others, old):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    removed = [Path(path).name.split(".")[1] for path in remove_leftovers(str(tmp_path))]
+    assert sorted(removed) == ["dead", "old"]
+    assert sorted(tmp_path.iterdir()) == sorted([mine, users, others])
+
+
+def test_the_lock_of_a_process_that_was_killed_is_removed(ten: Path) -> None:
+    prepare_dataset(ten, **OPTIONS)
+    (ten / ".nv-meta/energon_lite.idx.lock").touch()
+    prepare(ten)
+    assert not (ten / ".nv-meta/energon_lite.idx.lock").exists()
+    (ten / ".nv-meta/energon_lite.idx").unlink()
+    assert len(WebdatasetSource.open(ten)) == 10  # it makes the index, under a lock
+    assert not (ten / ".nv-meta/energon_lite.idx.lock").exists()
+
+
+# -- at once
+
+
+SHARDS = 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(SHARDS):
+        write_tar(tmp_path / f"data/{number}.tar", [(f"{number}-{k}", {"txt": b"x"}) for k in range(9)])
+    return tmp_path / "data"
+
+
+def slowly(*_: object) -> None:
+    """So that they meet, also on a quick disk."""
+    time.sleep(random.random() / 100)
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_three_at_once(folder: Path, trial: int) -> None:
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Barrier(3), context.SimpleQueue()
+
+    def body() -> None:
+        start.wait(120)
+        try:
+            answers.put(str(prepare(folder, progress=slowly)))
+        except BaseException as error:
+            answers.put(f"{type(error).__name__}: {error}")
+
+    processes = [context.Process(target=body) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    said = sorted(answers.get() for _ in processes)
+    assert said[0] == str(9 * SHARDS)
+    assert all(one == said[0] or one.startswith("DatasetError: another process prepares") for one in said), said
+    assert len(WebdatasetSource.open(str(folder), split_part="train")) == 9 * SHARDS
+    left = {file.name for file in folder.rglob("*") if file.suffix not in (".tar", ".idx")}
+    assert left == {".nv-meta", ".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml"}
+
+
+def test_one_that_comes_while_another_decides(folder: Path) -> None:
+    """And after it, or after it has failed, the next one may."""
+    refused: list[DatasetError] = []
+
+    def progress(done: int, count: int, words: str) -> None:
+        if done != 1:
+            return
+        for other in (partial(prepare_dataset, **OPTIONS), index_again):
+            with pytest.raises(DatasetError, match="another process prepares this folder") as found:
+                other(str(folder))
+            refused.append(found.value)
+        raise KeyboardInterrupt
+
+    prepare(folder)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder, rescan=True, progress=progress)
+    assert len(refused) == 2 and refused[0].where == str(folder)
+    assert prepare(folder) == index_again(str(folder)).samples == 9 * SHARDS

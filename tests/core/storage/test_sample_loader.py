@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
-from energon_lite.errors import DecodeError, FieldAccessError, SampleError
+from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, ImageClassificationSample, ImageSample, SourceInfo, TextSample
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.field_map import compile_field_map
 from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.trust import load_function
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="s/0.tar", file_names=("k.txt", "k.json"))
 
@@ -91,3 +93,83 @@ def test_a_type_without_a_map() -> None:
 
 def test_loaders_travel_to_workers() -> None:
     assert pickle.loads(pickle.dumps(TEXT)) == TEXT
+
+
+# -- functions that a data set brings along
+
+
+def test_a_function_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def load(sample):\n    return sample + 1\n\ndef other(sample):\n    return 0\n")
+    assert load_function(str(tmp_path), "own.py", "load")(1) == 2
+    assert load_function(str(tmp_path), "own.py:other", "load")(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone.py", "there is no 'gone.py'"),
+        ("own.py:gone", "there is no function 'gone'"),
+        ("own.py:number", "there is no function 'number'"),
+        ("own.py", "there is no function 'load'"),
+    ],
+)
+def test_functions_that_are_not_there(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "own.py").write_text("number = 3\n")
+    with pytest.raises(ConfigError, match=words):
+        load_function(str(tmp_path), name, "load")
+
+
+# -- field maps
+
+
+SAMPLE = {"jpg": "image", "json": {"text": ["a", "b"], "n": {"7": "seven"}}, "seg.png": "mask", "mp": {"k": 1}}
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("jpg", "image"),
+        ("seg.png", "mask"),
+        ("json[text]", ["a", "b"]),
+        ("json[text][1]", "b"),
+        ("json[text][-2]", "a"),
+        ("json[n][7]", "seven"),
+        ("png,jpg", "image"),
+        ("jpg, png", "image"),
+        ("json[title],json[text][5],json[text][0]", "a"),
+        ("jpg[0],mp[k]", 1),
+    ],
+)
+def test_access(expression: str, expected: object) -> None:
+    assert compile_field_map({"field": expression}).apply(SAMPLE) == {"field": expected}
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("jgp", r"field 'f': the sample has no part 'jgp'[\s\S]*did you mean 'jpg'\? it has: 'jpg', 'json', 'seg.png'"),
+        ("png,webp", r"no part 'webp' \(nor is there png\)"),
+        ("json[txet]", r"json has no key 'txet'[\s\S]*did you mean 'text'"),
+        ("json[text][2]", r"json\[text\] has 2 elements, there is no \[2\]"),
+        ("json[text][one]", r"'one' must be a number"),
+        ("jpg[0]", r"jpg is of type str, so \[0\] cannot be taken"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there(expression: str, message: str) -> None:
+    with pytest.raises(FieldAccessError, match=message):
+        compile_field_map({"f": expression}).apply(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    "expression", ["", ",", "jpg,", "json[", "json[]", "json]x", "[a]", "json[a]b", "a[b", 3, None]
+)
+def test_what_cannot_be_parsed(expression: object) -> None:
+    with pytest.raises(ConfigError, match=r"not a field access[\s\S]*field_map\.image") as caught:
+        compile_field_map({"image": expression})  # type: ignore[dict-item]
+    assert repr(expression) in str(caught.value)
+
+
+def test_parts_are_those_of_all_alternatives() -> None:
+    field_map = compile_field_map({"image": "jpg,png", "caption": "json[text][0]", "boxes": "json[boxes]"})
+    assert field_map.parts == {"jpg", "png", "json"}
+    assert pickle.loads(pickle.dumps(field_map)) == field_map

@@ -1,18 +1,23 @@
-"""Samples that are read in runs are the samples that are read one by one."""
+"""Samples that are read in runs are the samples that are read one by one; neighbours that are read by one call."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
+from energon_lite.storage.files.shard_store import LocalFile
 from energon_lite.storage.read import runs, sample_reader
+from energon_lite.storage.read.runs import Usage, fetch_neighbours
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from tests.testing import calls_here, examples
@@ -80,47 +85,46 @@ def _same(reader: SampleReader, plain: SampleReader, wanted: list[list[int]], by
             assert [dict(zip(found.names, row, strict=True)) for row in rows] == [raw.parts for raw in expected]
 
 
-def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows with each call of this thread that reads from a shard; how many buffers' worth is not told apart."""
     return calls_here(monkeypatch, os, "preadv", "pread")
 
 
-def test_every_epoch_reads_a_run_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = opened(folder, Runs(15, FOREVER))  # samples 0 to 14 lie in one shard
-    reader = SampleReader(source, None)
+def test_every_epoch_reads_a_run_once(folder: Path, reads: list[Any]) -> None:
+    reader = SampleReader(opened(folder, Runs(15, FOREVER)), None)  # samples 0 to 14 lie in one shard
     reader.sample(14)
-    calls = reads_of(monkeypatch)
+    reads.clear()
     for _ in range(3):
         for index in range(14, -1, -1):
             reader.sample(index)
-    assert not calls  # no other run took its place
+    assert not reads  # no other run took its place
 
 
 def test_where_runs_are_not_alike_nothing_is_read_twice(
-    write_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_dataset: Callable[..., Path], tmp_path: Path, reads: list[Any]
 ) -> None:
     samples = [(f"k{n}", {"txt" if n < 8 else "md": b"x" * 200}) for n in range(16)]
     reader = SampleReader(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER)), None)
-    calls = reads_of(monkeypatch)
     assert reader.read([0, 1, 9, 2]) is None
-    calls.clear()
+    reads.clear()
     for index in (0, 1, 9, 2):
         assert reader.sample(index).key == f"k{index}"
-    assert not calls
+    assert not reads
 
 
-def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, reads: list[Any]) -> None:
     reader = SampleReader(opened(folder, Runs(2, 8)), None)
     for index in (0, 17, 30):
         SampleReader(opened(folder, None), None).sample(index)  # a shard's first read also looks at its beginning
-    calls = reads_of(monkeypatch)
+    reads.clear()
     for index in [*range(16), *range(16)]:
         assert reader.sample(index).parts["bin"]
         assert len(reader._kept) <= 8
-    once = len(calls)
+    once = len(reads)
     reader.sample(30)
     reader.sample(0)  # it had to go for the run of the other
-    assert len(calls) == once + 2
+    assert len(reads) == once + 2
 
 
 def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
@@ -149,3 +153,73 @@ def test_a_shard_that_is_gone_fails_its_own_samples_only(write_dataset: Callable
     for index in range(6, 12):
         with pytest.raises(MissingShardError, match=r"b\.tar"):
             reader.sample(index)
+
+
+# -- runs by themselves
+
+
+class Shard:
+    """Byte i of the shard is i % 251; reads give at most 7 bytes."""
+
+    def __init__(self, size: int, most: int = 7):
+        self.most = most
+        self.data = bytes(i % 251 for i in range(size))
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        got = self.data[offset : offset + min(self.most, len(memory))]
+        memory[: len(got)] = got
+        return len(got)
+
+
+def test_neighbours_are_read_whole_or_not_at_all() -> None:
+    shard = Shard(130)
+    starts, stops = np.array([[40, 50], [60, 129]]), np.array([[50, 51], [60, 130]])
+    found = fetch_neighbours(shard, starts, stops)
+    assert found == [[shard.data[40:50], b""], [shard.data[50:51], shard.data[129:]]]
+    assert fetch_neighbours(shard, starts, stops + 1) is None
+    assert fetch_neighbours(shard, starts[:, :0], stops[:, :0]) == []
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_no_death_of_the_process(tmp_path: Path) -> None:
+    """Reads of a file that is cut give the bytes, zeros where it grew again, or nothing; a mapped file is a SIGBUS."""
+    path, size = tmp_path / "shard", 1 << 20
+    path.write_bytes(b"x" * size)
+    shard, ends = LocalFile(str(path)), threading.Event()
+
+    def cut_and_restore() -> None:
+        with path.open("r+b") as file:
+            while not ends.is_set():
+                file.truncate(4096)
+                file.truncate(size)
+
+    starts = np.arange(0, size, 4096)[:, None]
+    thread = threading.Thread(target=cut_and_restore)
+    thread.start()
+    try:
+        found = [fetch_neighbours(shard, starts, starts + 4096) for _ in range(100)]
+    finally:
+        ends.set()
+        thread.join()
+    # A page may change while it is copied.
+    assert all(rows is None or {*b"".join(rows[0])} <= {*b"x\0"} for rows in found)
+    assert all(rows is None or {*map(len, rows[0])} == {4096} for rows in found)
+    path.write_bytes(b"x" * 4096)
+    assert fetch_neighbours(shard, starts, starts + 4096) is None
+
+
+def test_threads_do_not_read_into_the_same_memory() -> None:
+    shard, places = Shard(200_000, 5000), np.arange(0, 199_000, 1000)[:, None]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(fetch_neighbours, shard, places + at, places + at + 100) for at in range(200)]
+        for at, job in enumerate(jobs):
+            assert job.result() == [[shard.data[place + at : place + at + 100] for place in places[:, 0].tolist()]]
+
+
+def test_runs_that_others_want_do_not_pay() -> None:
+    usage = Usage(Runs(50, 500), mean_bytes=6000)
+    usage.read, usage.wanted = 2399, 0
+    assert usage.pays  # too early to say
+    usage.read, usage.wanted = 4600, 2000
+    assert usage.pays  # half of what was read before the present window
+    usage.wanted = 1900
+    assert not usage.pays

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +23,13 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
+from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.opened_source import data_digest
+from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclusion
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import calls_here
+from tests.testing import calls_here, write_dataset
 
 
 @pytest.fixture
@@ -83,12 +90,8 @@ def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tm
     assert SampleReader(WebdatasetSource.open(tmp_path / "d")).sample(0).parts == {"txt": b"second"}
 
 
-@pytest.mark.parametrize(
-    ("shards", "expected"),
-    [(["sub/c.tar"], "789"), (["sub/c.tar", "a.tar"], "7890123"), (["b.tar", "b.tar"], "456456")],
-)
-def test_some_shards_in_some_order(data: Path, shards: list[str], expected: str) -> None:
-    assert keys(WebdatasetSource.open(data, shards=shards)) == expected
+def test_a_shard_that_is_named_twice_is_read_twice(data: Path) -> None:
+    assert keys(WebdatasetSource.open(data, shards=["b.tar", "b.tar"])) == "456456"
 
 
 @dataclass(frozen=True)
@@ -240,3 +243,86 @@ class TestPickling:
         (data / ".nv-meta/energon_lite.idx").unlink()
         with pytest.raises(DataIndexError, match="removed while it was in use"):
             pickle.loads(pickled).key(0)
+
+
+# -- samples that are left out
+
+
+def check(kept: SparseExclusion | DenseExclusion, expected: np.ndarray) -> None:
+    assert len(kept) == len(expected)
+    numbers = np.arange(len(expected), dtype=np.int64)
+    assert kept.places(numbers).tolist() == expected.tolist()
+    shuffled = np.random.default_rng(1).permutation(numbers)
+    assert kept.places(shuffled).tolist() == expected[shuffled].tolist()
+    for number in {0, len(expected) // 2, len(expected) - 1} if len(expected) else ():
+        assert kept.place(number) == expected[number]
+
+
+@given(st.integers(0, 2000), st.floats(0, 1), st.integers(0, 99), st.lists(st.integers(0, 2000), max_size=4))
+def test_both_forms_answer_as_numpy_does(samples: int, share: float, seed: int, cuts: list[int]) -> None:
+    keep = np.random.default_rng(seed).random(samples) < share
+    expected = np.flatnonzero(keep)
+    check(SparseExclusion(samples, np.flatnonzero(~keep)), expected)
+    # However the range is cut into pieces, whose lengths are no multiples of eight.
+    pieces = np.split(keep, sorted(cut for cut in cuts if cut <= samples))
+    check(DenseExclusion(samples, pieces), expected)
+    assert DenseExclusion(samples, pieces).digest == DenseExclusion(samples, [keep]).digest
+
+
+def test_the_digest_is_that_of_the_choice() -> None:
+    rows = [[True, False, True], [True, True, False], [True, True, True]]
+    digests = {DenseExclusion(3, [np.array(row)]).digest for row in rows}
+    assert len(digests) == 3 and all(len(digest) == 32 for digest in digests)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_memory_is_a_seventh_of_a_byte_for_a_sample(share: float) -> None:
+    keep = np.random.default_rng(0).random(1_000_000) < share
+    kept = DenseExclusion(len(keep), [keep])
+    assert kept._bits.nbytes + kept._before.nbytes < 0.142 * len(keep)
+    expected = np.flatnonzero(keep)
+    some = np.random.default_rng(1).integers(0, len(expected), 10_000)
+    assert (kept.places(some) == expected[some]).all()
+
+
+# -- the digest of the data
+
+
+def digest_of(path: Path, texts: list[bytes], time: int = 0) -> str:
+    samples = [(f"{number:03}", {"txt": text}) for number, text in enumerate(texts)]
+    write_dataset(path, {"a.tar": samples[: len(samples) // 2], "b.tar": samples[len(samples) // 2 :]})
+    for name in ("a.tar", "b.tar"):
+        with tarfile.open(path / name) as tar:
+            members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
+        with tarfile.open(path / name, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for member, data in members:
+                member.mtime = time
+                tar.addfile(member, io.BytesIO(data))
+    return data_digest(WebdatasetSource.open(path))
+
+
+def test_the_data_count_and_neither_place_nor_time(tmp_path: Path) -> None:
+    texts = [f"{number:04}".encode() for number in range(60)]
+    digest = digest_of(tmp_path / "one", texts)
+    assert digest == digest_of(tmp_path / "later", texts, time=1_700_000_000)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    assert digest == data_digest(WebdatasetSource.open(tmp_path / "copy"))
+    for changed in (0, 17, 29, 30, 44, 59):  # all samples of a small data set count
+        other = [b"xxxx" if number == changed else text for number, text in enumerate(texts)]
+        assert digest != digest_of(tmp_path / f"other-{changed}", other)
+
+
+def test_neighbours_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening must not wait for one read a sample, which slow storage would make of it."""
+    reads: list[int] = []
+    fetch = ShardStore.fetch
+
+    def counted(store: ShardStore, ranges: Any) -> Any:
+        reads.extend(size for (path, _), _, size in ranges if path.endswith(".tar"))
+        return fetch(store, ranges)
+
+    monkeypatch.setattr(ShardStore, "fetch", counted)
+    digest_of(tmp_path / "small", [b"text"] * 60)  # four places, none of which is in two shards
+    assert len(reads) == 4
+    digest_of(tmp_path / "large", [b"text" * 20_000] * 60)
+    assert reads[4:] == [1 << 16] * 4
