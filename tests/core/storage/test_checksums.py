@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    ReadAhead,
-    Reading,
-    TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -27,8 +19,8 @@ from energon_lite.storage.prepare.prepare import prepare_dataset
 from tests.testing import ALONE, TEXT_YAML, alone, examples, output_of, text_dataset
 
 
-def run(*arguments: str) -> str:
-    return output_of(*arguments)
+def measure_checksums(path: Path) -> str:
+    return output_of("measure", path, "--checksums", "--num-workers", "0")
 
 
 class Patient(TaskEncoder):
@@ -61,12 +53,17 @@ def damage(path: Path, samples: set[int]) -> None:
             file.write(bytes(size))
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = text_dataset(tmp_path / "d", 40, shards=3, prefix="t")
+def write(path: Path, count: int = 40) -> Path:
+    """Texts ``t0``, ``t1``, ... in three shards, all for validation."""
+    text_dataset(path, count, shards=3, prefix="t")
     prepare_dataset(path, split_ratio="0,1,0", sqlite=False, force_overwrite=True)
     (path / ".nv-meta" / "dataset.yaml").write_text(TEXT_YAML)
     return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "d")
 
 
 WAYS: list[tuple[TaskEncoder, dict[str, Any]]] = [
@@ -82,9 +79,8 @@ WAYS: list[tuple[TaskEncoder, dict[str, Any]]] = [
 def test_damaged_samples_fail_and_all_others_are_right(
     tmp_path_factory: pytest.TempPathFactory, lost: set[int]
 ) -> None:
-    path = text_dataset(tmp_path_factory.mktemp("d") / "d", 40, shards=3, prefix="t")
-    prepare_dataset(path, split_ratio="0,1,0", sqlite=False, force_overwrite=True)
-    assert "40 parts have a checksum" in run("measure", str(path), "--checksums", "--num-workers", "0")
+    path = write(tmp_path_factory.mktemp("d") / "d")
+    assert "40 parts have a checksum" in measure_checksums(path)
     damage(path, lost)
     for encoder, reading in WAYS:
         found, failed, said = read(path, encoder, **reading)
@@ -94,16 +90,10 @@ def test_damaged_samples_fail_and_all_others_are_right(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_zeros_in_a_shard_become_no_text_of_a_run(workers: int, data: Path) -> None:
-    run("measure", str(data), "--checksums", "--num-workers", "0")
-    dataset = get_train_dataset(
-        data,
-        split_part="val",
-        batch_size=5,
-        worker_config=alone(workers),
-        task_encoder=Patient(),
-        shuffle_buffer_size=10,
-        max_samples_per_sequence=5,
-    )
+    measure_checksums(data)
+    windows = {"batch_size": 5, "shuffle_buffer_size": 10, "max_samples_per_sequence": 5}
+    config = alone(workers)
+    dataset = get_train_dataset(data, split_part="val", worker_config=config, task_encoder=Patient(), **windows)
     with get_savable_loader(dataset) as loader:
         batches = iter(loader)
         next(batches)
@@ -113,31 +103,22 @@ def test_zeros_in_a_shard_become_no_text_of_a_run(workers: int, data: Path) -> N
     assert texts <= {f"t{n}" for n in range(40)}
 
 
-def test_a_store_verifies_its_parts(data: Path) -> None:
-    run("measure", str(data), "--checksums", "--num-workers", "0")
-    damage(data, {20})
-    store = WebdatasetFileStore(data)
-    assert store["t21.txt"][0] == b"t21"
-    with pytest.raises(DatasetError, match=r"part 'txt'[\s\S]*shard-001\.tar, t20"):
-        store["t20.txt"]
-
-
-def test_checksums_that_are_older_than_the_data_are_refused_until_they_are_made_again(
-    data: Path, write_dataset: Callable[..., Path]
-) -> None:
-    run("prepare", str(data), "--tar-index-only", "--checksums", "--num-workers", "1")
+def test_checksums_that_are_older_than_the_data_are_refused_until_they_are_made_again(data: Path) -> None:
+    """And a store of files verifies its parts."""
+    output_of("prepare", data, "--tar-index-only", "--checksums", "--num-workers", "1")
     assert len(read(data, Patient())[0]) == 40
-    text_dataset(data, 44, shards=3, prefix="t")
-    prepare_dataset(data, split_ratio="0,1,0", sqlite=False, force_overwrite=True)
+    write(data, 44)
     with pytest.raises(DataIndexError, match="'checksums' is older than the data set") as caught:
         read(data, Patient())
-    run(*shlex.split(str(caught.value.fix).rpartition(": energon-lite ")[2]))
+    output_of(*shlex.split(str(caught.value.fix).rpartition(": energon-lite ")[2]))
     assert len(read(data, Patient())[0]) == 44
     damage(data, {7})
-    with pytest.raises(DatasetError, match="checksum") as failed:
+    assert WebdatasetFileStore(data)["t8.txt"][0] == b"t8"
+    with pytest.raises(DatasetError, match=r"part 'txt'[\s\S]*shard-000\.tar, t7") as failed:
         WebdatasetFileStore(data)["t7.txt"]
+    assert "checksum" in str(failed.value)
     command = str(failed.value.fix).partition("`energon-lite ")[2].rstrip("`")
-    run(*shlex.split(command))  # it is right as it is, the user says
+    output_of(*shlex.split(command))  # it is right as it is, the user says
     assert WebdatasetFileStore(data)["t7.txt"][0] == bytes(2)
     os.unlink(data / ".nv-meta" / "energon_lite.columns" / "checksums.ragged")
     assert read(data, Patient())[1] == 0  # nothing is promised without
@@ -146,7 +127,7 @@ def test_checksums_that_are_older_than_the_data_are_refused_until_they_are_made_
 def test_a_jsonl_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "t{n}"}}\n' for n in range(99)))
-    run("measure", str(path), "--checksums", "--num-workers", "0")
+    measure_checksums(path)
     status = path.stat()
     with path.open("r+b") as file:
         file.seek(1000)

@@ -52,9 +52,7 @@ class Crops(TaskEncoder):
 
 
 def batches_of(path: Path, encoder: TaskEncoder, workers: int = 0) -> tuple[list[Any], dict[str, Any]]:
-    dataset = get_val_dataset(
-        path, split_part="train", worker_config=alone(workers), batch_size=4, task_encoder=encoder
-    )
+    dataset = get_val_dataset(path, worker_config=alone(workers), batch_size=4, task_encoder=encoder)
     with get_savable_loader(dataset) as loader:
         return [batch.image for batch in loader], loader.stats()
 
@@ -79,21 +77,17 @@ def test_the_size_of_a_data_set_precedes_that_of_the_decoder(size: str, shape: A
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ("image_size: 0", r"height is 0[\s\S]*dataset\.yaml:5"),
-        ("image_size: large", r"a whole number[\s\S]*dataset\.yaml:5"),
-        ("image_size: [4]", r"a list of height and width[\s\S]*dataset\.yaml:5"),
-        ("image_size: {pixels: 4, width: 4}", r"unknown key 'width'[\s\S]*dataset\.yaml:5"),
-        ("image_size: {height: 4, resample: box}", r"bicubic, bilinear[\s\S]*dataset\.yaml:5"),
+        ("image_size: 8", "images stay bytes"),
+        ("image_size: 0", "height is 0"),
+        ("image_size: large", "a whole number"),
+        ("image_size: [4]", "a list of height and width"),
+        ("image_size: {pixels: 4, width: 4}", "unknown key 'width'"),
+        ("image_size: {height: 4, resample: box}", "bicubic, bilinear"),
     ],
 )
 def test_a_wrong_size_in_a_document(size: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        batches_of(images(tmp_path / "flowers", size), Bytes())
-
-
-def test_a_size_for_images_that_stay_bytes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"images stay bytes[\s\S]*dataset\.yaml:5"):
-        batches_of(images(tmp_path / "flowers", "image_size: 8"), Crops())
+    with pytest.raises(ConfigError, match=rf"{message}[\s\S]*dataset\.yaml:5"):
+        batches_of(images(tmp_path / "flowers", size), Crops() if "stay bytes" in message else Bytes())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
