@@ -171,13 +171,6 @@ def test_wrong_data(here: Path, data: Path) -> None:
     assert said in refused(data, *WORDS, "--split-parts", "val")
 
 
-def test_lengths_without_an_encoder(data: Path) -> None:
-    options = ["--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", "--skip-dataset-yaml"]
-    assert "12 have a length: 1 to 2" in output_of("prepare", data, *options, "--length-field", "txt")
-    assert lengths(data) == [1] * 10 + [2] * 2
-    assert "no sample has such a part" in refusal_of("prepare", data, *options, "--length-field", "jpg")
-
-
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
     with measure.measuring("/data/coco", True) as tick:

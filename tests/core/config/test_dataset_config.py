@@ -105,14 +105,6 @@ def test_worker_options_of_energon_are_ignored_with_a_note(
     ]
 
 
-def test_sample_loader_of_a_trusted_document(write: Callable[..., Path]) -> None:
-    text = "sample_type: TextSample\nsample_loader: sample_loader.py:sample_loader\npart_filter: sample_loader.py\n"
-    config = load_dataset_config(write(text), trust_code=True)
-    assert config.sample_loader == "sample_loader.py:sample_loader"
-    assert config.part_filter == "sample_loader.py"
-    assert config.field_map is None
-
-
 @pytest.fixture
 def own_module(room: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of the user's with a sample type, that leaves a trace when it is imported."""

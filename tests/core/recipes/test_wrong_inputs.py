@@ -30,7 +30,7 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.errors import FatalSampleError, ShardChangedError, UsageError
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import Cooker
 from energon_lite.loading import recipes
 from tests.testing import ALONE, alone
@@ -261,26 +261,11 @@ def test_an_entry_that_no_sample_has_ends_the_run_with_a_short_message(tmp_path:
     samples = [(str(number), {"json": b'{"caption": "x"}'}) for number in range(5)]
     yaml = "sample_type: TextSample\nfield_map: {text: 'json[captoin]'}\n"
     with pytest.raises(FatalSampleError) as caught:
-        next(iter(_loader(write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml))))
+        next(iter(get_savable_loader(_call(write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)))))
     text = str(caught.value)
     for word in ("field 'text'", "'captoin'", "did you mean 'caption'?", "data[train]", "failure_tolerance"):
         assert word in text
     assert len(text.splitlines()) < 10
-
-
-def _loader(path: Path, **kwargs: Any) -> Any:
-    return get_savable_loader(_call(path, **kwargs))
-
-
-def test_a_shard_that_goes_away_while_reading(images: Path) -> None:
-    loader = get_loader(get_val_dataset(images, batch_size=2, worker_config=ALONE))
-    iterator = iter(loader)
-    next(iterator)
-    data = (images / "b.tar").read_bytes()
-    (images / "b.tar").write_bytes(data[:1024])
-    with pytest.raises(ShardChangedError, match=r"1024 bytes instead of[\s\S]*b\.tar"):
-        list(iterator)
-    assert loader.stats()["failed"] <= 1  # number 5, which is damaged, and none of the second shard
 
 
 def test_crude_data_is_cooked(tmp_path: Path, write_dataset: Any) -> None:

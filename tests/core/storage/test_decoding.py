@@ -298,11 +298,6 @@ def test_arrays_of_objects_are_refused(part: str) -> None:
         SampleDecoder().decode(part, data)
 
 
-def test_postscript_is_refused() -> None:
-    with pytest.raises(DecodeError, match="PostScript"):
-        SampleDecoder().decode("eps", b"%!PS-Adobe-3.0 EPSF-3.0\n")
-
-
 def test_trusted_pickles() -> None:
     decoder = SampleDecoder(trust_code=True)
     assert decoder.decode("pkl", pickle.dumps({"a": 1})) == {"a": 1}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,20 +159,6 @@ def test_a_shortage_is_waited_for_and_is_no_samples_fault(
         with pytest.raises(FatalStorageError, match="ulimit -n" if number != errno.ENOMEM else "more memory") as caught:
             store.read(path, identity, 3, 4)
         assert isinstance(caught.value, FatalSampleError) and path in str(caught.value)
-
-
-def test_real_descriptors_that_are_short_for_a_moment(tmp_path: Path) -> None:
-    path, identity = shard(tmp_path / "a", b"0123456789")
-    held = [os.open(path, os.O_RDONLY) for _ in range(3)]
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    timer = threading.Timer(0.2, lambda: [os.close(fd) for fd in held])
-    timer.start()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
-    try:
-        assert ShardStore().read(path, identity, 3, 4) == b"3456"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        timer.join()
 
 
 def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
