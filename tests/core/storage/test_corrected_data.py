@@ -1,8 +1,8 @@
 """Data that changed. Those that were corrected, at equal size and with an equal beginning: what is read next are the
 new ones. Bytes that changed although a checksum says otherwise: they are found when they are read, and named.
 
-All corrected tars here have times of 0 in their headers, as those of ``tarfile`` have, and are padded to 10 KiB: neither
-their sizes nor their first blocks tell them apart.
+All corrected tars here have times of 0 in their headers, as those of ``tarfile`` have, and are padded to 10 KiB:
+neither their sizes nor their first blocks tell them apart.
 """
 
 from __future__ import annotations
