@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents import from_plain, load_yaml
@@ -145,87 +142,3 @@ def test_other_configurations_of_the_folder_may_be_named(write: Write) -> None:
 def test_chained_urls_are_refused(write: Write, url: str) -> None:
     with pytest.raises(ConfigError, match="chained"):
         load_metadataset(write(json.dumps({"splits": {"train": {"path": url}}})), split_part="train")
-
-
-# -- random changes to valid documents ------------------------------------------------------------------------------
-
-SPLIT = """\
-split_parts:
-  train: ["shard-{000..007}.tar", 'b{1,2}.tar']
-  val:
-  - shard-008.tar
-exclude: [shard-003.tar, shard-004.tar/00041]
-"""
-DATASET = """\
-__module__: megatron.energon
-__class__: StandardWebdatasetFactory
-sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
-field_map:
-  image: "jpg,png"
-  caption: json[text]
-subflavors: &x {source: web, deep: [1, 2.5, true, null]}
-"""
-BLEND = """\
-__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    subset: {range: [0%, 50%]}
-    blend:
-      - path: digits
-        weight: {0: 0, 1_000_000: 0.5, 2e6: 0.2}
-        subset: {range: [10, end]}
-      - path: ./prose
-        weight: 1.5
-        subflavors: {a: 1}
-        shuffle_over_epochs_multiplier: -1
-  val:
-    path: good.yaml
-    split_part: held_out
-  held_out:
-    blend_epochized: [{path: digits, repetitions: 2.5, dataset_config: other.yaml}]
-"""
-READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "split.yaml": (SPLIT, load_split_config),
-    "dataset.yaml": (DATASET, load_dataset_config),
-    "blend.yaml": (
-        BLEND,
-        lambda path: [load_metadataset(path, split_part=part) for part in ("train", "val", "held_out")],
-    ),
-}
-JUNK = (
-    *"[]{}:,-?&*!|>'\"%@`#\n\t \\\0\x7f\x85\u2028",
-    *("- ", ": ", "<<: *x\n", "*x", "&x ", "!!python/object:os.system ", "!!int ", "!!float x", "!!binary ", "!!set "),
-    *("---\n", "...\n", "%YAML 9.9\n", "0x1f", "1e999", "-1", ".nan", "-.inf", "9" * 30, "9" * 5000),
-    *("{0..999999999999}", "{a,b}" * 30, "../..", "/etc/passwd", "s3://a/b", "::"),
-    *("[" * 300, "{" * 300, "- " * 300, "\ufffe", "é" * 100),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
-@given(data=st.data())
-def test_a_changed_document_is_read_or_refused_by_us(write: Write, name: str, data: st.DataObject) -> None:
-    """Never another exception than ours, whatever is cut, doubled, moved or put in."""
-    text, read = READERS[name]
-    for _ in range(data.draw(st.integers(1, 4))):
-        at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 30))
-        what = data.draw(st.sampled_from(["cut", "double", "move", "put", "put", "put", "raw"]))
-        piece = text[at : at + length]
-        if what == "cut":
-            text = text[:at] + text[at + length :]
-        elif what == "double":
-            text = text[:at] + piece * data.draw(st.sampled_from([2, 3, 1000])) + text[at + length :]
-        elif what == "move":
-            rest = text[:at] + text[at + length :]
-            to = data.draw(st.integers(0, len(rest)))
-            text = rest[:to] + piece + rest[to:]
-        else:
-            text = text[:at] + data.draw(st.sampled_from(JUNK) if what == "put" else st.text(max_size=5)) + text[at:]
-    raw = text.encode("utf-8", "surrogatepass")
-    if data.draw(st.booleans()):
-        raw = raw.replace(b"e", bytes([data.draw(st.integers(0, 255))]), 1)
-    try:
-        read(write(raw, name))
-    except ConfigError as error:
-        assert error.fix and (error.file or error.at)

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from energon_lite import get_loader, get_val_dataset
-from energon_lite.errors import EnergonLiteError
+from energon_lite.errors import ConfigError, EnergonLiteError
 from tests.testing import ALONE, write_dataset
 
 #: In the quick suite, and behind ``-m nightly``; and seconds that one may take.
@@ -93,13 +94,26 @@ KEYS = (
 )
 
 
+#: Pieces of text that mean something to YAML, or nothing at all.
+JUNK = (
+    *"[]{}:,-?&*!|>'\"%@`#\n\t \\\0\x7f\x85\u2028",
+    *("- ", ": ", "<<: *x\n", "*x", "&x ", "!!python/object:os.system ", "!!int ", "!!float x", "!!binary ", "!!set "),
+    *("---\n", "...\n", "%YAML 9.9\n", "0x1f", "1e999", "-1", ".nan", "-.inf", "9" * 30, "9" * 5000),
+    *("{0..999999999999}", "{a,b}" * 30, "../..", "/etc/passwd", "s3://a/b", "::"),
+    *("[" * 300, "{" * 300, "- " * 300, "\ufffe", "é" * 100, "\udcff", "aZ\0"),
+)
+
+
 def mutated(document: Any, seed: int) -> str:
     """The text of a document, changed; most of the time it is YAML still."""
     dice = random.Random(seed)
     tree = copy.deepcopy(document)
     for _ in range(dice.choice([1, 1, 2, 3])):
         _change(tree, dice)
-    text = json.dumps(tree, indent=dice.choice([None, 1]))
+    if dice.random() < 0.3:
+        text = yaml.safe_dump(tree, sort_keys=False)
+    else:
+        text = json.dumps(tree, indent=dice.choice([None, 1]))
     if dice.random() < 0.3:
         for _ in range(dice.choice([1, 2, 5])):
             text = _scratch(text, dice)
@@ -138,13 +152,19 @@ def _change(tree: Any, dice: random.Random) -> None:
 
 def _scratch(text: str, dice: random.Random) -> str:
     place = dice.randrange(len(text) + 1)
-    letters = "\"'{}[]:,-&*!%@`|>#? \n\t\\0aZ\u0000é"
-    way = dice.choice(["insert", "delete", "cut", "twice"])
+    piece = text[place : place + dice.randrange(1, 30)]
+    way = dice.choice(["insert", "insert", "delete", "cut", "twice", "move"])
     if way == "insert":
-        return text[:place] + "".join(dice.choice(letters) for _ in range(dice.choice([1, 3]))) + text[place:]
+        return text[:place] + "".join(dice.choice(JUNK) for _ in range(dice.choice([1, 3]))) + text[place:]
     if way == "delete":
         return text[:place] + text[place + dice.choice([1, 1, 5]) :]
-    return text[:place] if way == "cut" else text[:place] + text[max(0, place - 40) :]
+    if way == "twice":
+        return text[:place] + piece * dice.choice([2, 3, 1000]) + text[place + len(piece) :]
+    if way == "move":
+        rest = text[:place] + text[place + len(piece) :]
+        to = dice.randrange(len(rest) + 1)
+        return rest[:to] + piece + rest[to:]
+    return text[:place]
 
 
 @pytest.fixture(scope="session")
@@ -222,7 +242,8 @@ def _read(path: Path) -> str:
             if number == 2:
                 break
     except EnergonLiteError as error:
-        str(error)
+        assert str(error)
+        assert not isinstance(error, ConfigError) or (error.fix and (error.file or error.at))
         return type(error).__name__
     return "read"
 

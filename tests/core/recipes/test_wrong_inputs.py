@@ -134,10 +134,6 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
     "batch size as text": (lambda path: _call(path, batch_size="4"), ["batch_size is '4'"]),
     "loop without a loader": (lambda path: [*_call(path)], ["get_loader(dataset)"]),
-    "misspelt keyword": (
-        lambda path: _call(path, shufle_buffer_size=5),
-        ["shufle_buffer_size", "'shuffle_buffer_size'"],
-    ),
     "packing without hooks": (
         lambda path: _call(path, packing_buffer_size=5),
         ["packing_buffer_size=5", "no select_samples_to_pack and no pack_selected_samples"],
@@ -174,10 +170,6 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
     "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
     "limit 0": (lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0), ["limit is 0"]),
-    "more ranks than samples": (
-        lambda path: get_val_dataset(path, batch_size=2, worker_config=WorkerConfig(rank=0, world_size=99)),
-        ["12 samples for 99 data-parallel ranks", "images[val]", "at most 12"],
-    ),
     "split of a leaf": (
         lambda path: _call({"splits": {"train": {"path": str(path), "split_part": "trian"}}}),
         ["'trian'", "did you mean 'train'?"],
@@ -187,7 +179,6 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
 
 #: Hooks that are refused before anything is read: (encoder, arguments, words of the message).
 WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
-    "build": (_hooked(build_batch=_returns), {}, "build_batch would not be called"),
     "aux": (
         _hooked(cook_crude_sample=lambda self, sample, cooker, aux, more: sample),
         {},

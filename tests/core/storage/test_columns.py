@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.storage.index.column_file import ColumnFile, column_folders
+from energon_lite.storage.index.column_file import column_folders
 from energon_lite.storage.index.columns import Column, write_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 VALUES = np.arange(10, dtype=np.int32) * 11
@@ -63,41 +62,6 @@ class TestReading:
             whole = np.asarray(column)
             assert column[start:stop:step].tolist() == whole[start:stop:step].tolist()
 
-    @given(
-        st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
-        st.integers(1, 3),
-        st.sets(st.integers(0, 9), max_size=5),
-        st.sets(st.integers(0, 9), max_size=9),
-        st.tuples(st.integers(0, 10), st.integers(0, 10)),
-    )
-    def test_of_any_choice_of_samples(
-        self, ten: Path, order: list[str], count: int, excluded: set[int], skipped: set[int], span: tuple[int, int]
-    ) -> None:
-        if not (ten / ".nv-meta").exists():
-            prepare(ten)
-            write_column(ten, "length", VALUES)
-        write_column(ten, "skip", np.isin(np.arange(10), list(skipped)).astype(np.uint8))
-        members = {"a.tar": [0, 1, 2, 3], "b.tar": [4, 5, 6], "sub/c.tar": [7, 8, 9]}
-        chosen = [number for shard in order[:count] for number in members[shard]]
-        start, stop = (min(edge, len(chosen)) for edge in sorted(span))
-        fingerprint = ""
-        for skips in (None, "skip"):
-            left = [n for n in chosen[start:stop] if n not in excluded and not (skips and n in skipped)]
-            index, path = open_index(str(ten))
-            out = np.array([place for place, n in enumerate(chosen) if n in excluded], dtype=np.int64)
-            choice = SampleChoice(index, str(ten), order[:count], out, (start, stop), skips)
-            source = WebdatasetSource(choice, index_path=path)
-            assert [int(source.key(number)) for number in range(len(source))] == left
-            column = source.column("length")
-            assert [value // 11 for value in column] == left
-            indices = np.arange(len(left))[::-1]
-            assert (column[indices] // 11).tolist() == left[::-1]
-            if skips:
-                gone = [n for n in chosen[start:stop] if n in skipped and n not in excluded]
-                assert source.skipped == len(gone)
-                assert (source.fingerprint == fingerprint) == (not gone)
-            fingerprint = source.fingerprint
-
     def test_the_fingerprint_is_that_of_the_values(self, data: Path) -> None:
         write_column(data, "length", VALUES)
         before = column_of(data).fingerprint
@@ -132,21 +96,6 @@ class TestStale:
         assert open_index(str(data))[0].digest == index.digest  # only the time tells
         with pytest.raises(DataIndexError, match=r"older than the data set[\s\S]*length.col"):
             column_of(data)
-
-    def test_a_shard_has_come(self, data: Path, make_tar: Callable[..., Path]) -> None:
-        write_column(data, "length", VALUES)
-        make_tar("ten/aa.tar", [("x.txt", b"new")])
-        prepare(data)
-        with pytest.raises(DataIndexError, match="older than the data set"):
-            column_of(data)
-        index = open_index(str(data))[0]
-        (file,) = ColumnFile.stored(str(data), "length")
-        kept = {row: one[0] for row, one in file.unchanged(index).items()}  # rows of the new index: a, aa, b, sub/c
-        assert {row: values.tolist() for row, values in kept.items()} == {
-            0: [0, 11, 22, 33],
-            2: [44, 55, 66],
-            3: [77, 88, 99],
-        }
 
     def test_a_folder_that_is_prepared_again_without_a_change_and_a_copy_have_it(
         self, data: Path, tmp_path: Path

@@ -24,6 +24,7 @@ from energon_lite.errors import (
     ShardChangedError,
 )
 from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclusion
@@ -109,31 +110,46 @@ class Part:
 
 
 @given(
-    st.sets(st.integers(0, 9), max_size=9),
-    st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
-    st.integers(0, 10),
-    st.integers(0, 10),
+    order=st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
+    count=st.integers(1, 3),
+    excluded=st.sets(st.integers(0, 9), max_size=9),
+    skipped=st.sets(st.integers(0, 9), max_size=9),
+    span=st.tuples(st.integers(0, 10), st.integers(0, 10)),
 )
-def test_a_subset_counts_excluded_samples(ten: Path, excluded: set[int], order: list[str], one: int, two: int) -> None:
+def test_any_choice_of_samples(
+    ten: Path, order: list[str], count: int, excluded: set[int], skipped: set[int], span: tuple[int, int]
+) -> None:
+    """A subset counts the samples that are excluded, and those that a column of skips leaves out."""
     if not (ten / ".nv-meta").exists():
         prepare_dataset(ten, split_ratio="1,0,0")
-    members = {"a.tar": "0123", "b.tar": "456", "sub/c.tar": "789"}
-    left_out = [(shard, key) for shard, held in members.items() for key in held if int(key) in excluded]
-    part = Part(min(one, two), max(one, two))
-    everything = "".join(members[shard] for shard in order)[part.start : part.stop]
-    expected = "".join(key for key in everything if int(key) not in excluded)
-    if not expected:
-        with pytest.raises(EmptyDatasetError, match="is empty") as caught:
-            WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
-        assert f"{ten}, subset at doc.yaml:7" in str(caught.value)
-        return
-    source = WebdatasetSource.open(ten, shards=order, excluded_samples=left_out, subset=part)
-    assert keys(source) == expected and len(source) == len(expected)
-    assert keys(pickle.loads(pickle.dumps(source))) == expected
-    assert source.fingerprint == pickle.loads(pickle.dumps(source)).fingerprint
-    for outside in (-1, len(expected)):
-        with pytest.raises(IndexError):
-            SampleReader(source).sample(outside)
+        write_column(ten, "length", np.arange(10, dtype=np.int32) * 11)
+    write_column(ten, "skip", np.isin(np.arange(10), list(skipped)).astype(np.uint8))
+    members = {"a.tar": [0, 1, 2, 3], "b.tar": [4, 5, 6], "sub/c.tar": [7, 8, 9]}
+    left_out = [(shard, str(number)) for shard, held in members.items() for number in held if number in excluded]
+    chosen = [number for shard in order[:count] for number in members[shard]]
+    part = Part(*sorted(min(edge, len(chosen)) for edge in span), samples=len(chosen))
+    kept = [number for number in chosen[part.start : part.stop] if number not in excluded]
+    choice: dict[str, Any] = {"shards": order[:count], "excluded_samples": left_out, "subset": part}
+    fingerprints = []
+    for skips, left in ((None, kept), ("skip", [number for number in kept if number not in skipped])):
+        if not left:
+            with pytest.raises(EmptyDatasetError) as caught:
+                WebdatasetSource.open(ten, **choice, skips=skips)
+            assert skips or ("is empty" in str(caught.value) and f"{ten}, subset at doc.yaml:7" in str(caught.value))
+            return
+        source = WebdatasetSource.open(ten, **choice, skips=skips)
+        again = pickle.loads(pickle.dumps(source))
+        assert keys(source) == keys(again) == "".join(map(str, left)) and source.fingerprint == again.fingerprint
+        assert [int(source.key(number)) for number in range(len(source))] == left
+        column = source.column("length")
+        assert [value // 11 for value in column] == left
+        assert (column[np.arange(len(left))[::-1]] // 11).tolist() == left[::-1]
+        assert not skips or source.skipped == len(kept) - len(left)
+        for outside in (-1, len(left)):
+            with pytest.raises(IndexError):
+                SampleReader(source).sample(outside)
+        fingerprints.append(source.fingerprint)
+    assert (fingerprints[0] == fingerprints[1]) == (left == kept)
 
 
 def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,11 +162,6 @@ class TestFingerprint:
         parts = [None, Part(0, 10), Part(0, 9), Part(1, 10), Part(1, 9)]
         prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
         assert prints[0] == prints[1] and len(set(prints)) == 4
-
-    def test_does_not_depend_on_the_place(self, data: Path, tmp_path: Path) -> None:
-        shutil.copytree(data, tmp_path / "copy")
-        prints = {WebdatasetSource.open(path).fingerprint for path in (data, tmp_path / "copy")}
-        assert len(prints) == 1 and len(prints.pop()) == 64
 
     def test_depends_on_what_is_read(self, data: Path, make_tar: Callable[..., Path]) -> None:
         def fingerprint(**options: object) -> str:
