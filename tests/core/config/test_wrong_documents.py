@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_lite.config.dataset import load_dataset_config
+from energon_lite.config.dataset import load_dataset_config, load_own_splits
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import ConfigError, TrustError
@@ -20,6 +20,7 @@ READERS: dict[str, list[Callable[[Path], Any]]] = {
     "datasets": [load_dataset_config, partial(load_dataset_config, trust_code=True)],  # trust does not help
     "untrusted": [load_dataset_config],
     "trusted": [partial(load_dataset_config, trust_code=True)],
+    "own_splits": [load_own_splits, load_dataset_config],
     "splits": [load_split_config],
     "metadatasets": [partial(load_metadataset, split_part="train")],
 }

@@ -8,7 +8,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import pytest
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
 from energon_lite.storage.files import atomic_file
-from energon_lite.storage.files.atomic_file import lock, only_one, replacing, unlock, write_bytes
+from energon_lite.storage.files.atomic_file import lock, only_one, replacing, write_bytes
 from energon_lite.storage.files.byte_ranges import map_file, open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.column_file import ColumnFile, column_path
@@ -68,15 +67,6 @@ def test_a_lock_is_waited_for_no_longer_than_was_said(tmp_path: Path) -> None:
         assert not in_time(lambda: lock(other, 0.3))
         assert 0.3 <= time.monotonic() - began < 5
         assert not lock(other, 0.0)
-
-
-def test_a_lock_that_becomes_free_is_got(tmp_path: Path) -> None:
-    one, other = (os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT) for _ in range(2))
-    assert lock(one, 0.0) and not lock(other, 0.0)
-    threading.Timer(0.2, unlock, [one]).start()
-    assert in_time(lambda: lock(other, 300.0))
-    os.close(one)
-    os.close(other)
 
 
 def test_a_process_that_is_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
