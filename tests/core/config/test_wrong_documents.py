@@ -176,9 +176,3 @@ def test_other_configurations_of_the_folder_may_be_named(write: Write) -> None:
     entry = {"path": "digits", "dataset_config": "other.yaml", "split_config": "splits/a..b.yaml"}
     (leaf,) = load_metadataset(write(json.dumps({"splits": {"train": entry}})), split_part="train")
     assert (leaf.dataset_config, leaf.split_config) == ("other.yaml", "splits/a..b.yaml")
-
-
-@pytest.mark.parametrize("url", ["simplecache::s3://b/x", "reference::memory://refs.json", "zip://*.tar::file:///x"])
-def test_chained_urls_are_refused(write: Write, url: str) -> None:
-    with pytest.raises(ConfigError, match="chained"):
-        load_metadataset(write(json.dumps({"splits": {"train": {"path": url}}})), split_part="train")

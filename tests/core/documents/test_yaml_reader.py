@@ -110,13 +110,6 @@ def test_anchors_and_aliases_work(write: Callable[..., Path]) -> None:
     assert node.value["b"].value[1].value["p"].path == "b[1].p"
 
 
-def test_aliases_cannot_blow_a_document_up(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.documents.yaml_reader.MAX_REPEATED", 1000)
-    lines = ["a0: &a0 [1, 1, 1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 12))]
-    with pytest.raises(ConfigError, match="larger by 1000 values"):
-        load_yaml(write("\n".join(lines)))
-
-
 def test_a_byte_order_mark_is_skipped(write: Callable[..., Path]) -> None:
     assert load_yaml(write(b"\xef\xbb\xbfa: 1\n")).plain() == {"a": 1}
 

@@ -66,20 +66,6 @@ def test_an_array_may_come_in_chunks_and_meta_at_the_end(tmp_path: Path) -> None
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_the_format(tmp_path: Path) -> None:
-    """As its description has it, by hand."""
-    write_arrays(str(tmp_path / "a"), KIND, {"x": np.arange(2, dtype="<i8"), "y": np.arange(9, dtype="|u1")}, {"k": 1})
-    data = (tmp_path / "a").read_bytes()
-    magic, header_sum, version, end, length, rest_sum = struct.unpack_from("<8sIIQQI", data)
-    assert (magic, version, end) == (b"ENRGLTST", 1, 192) and not any(data[36:64])
-    assert header_sum == zlib.crc32(data[12:64]) and rest_sum == zlib.crc32(data[192:])
-    assert np.frombuffer(data, "<i8", 2, 64).tolist() == [0, 1]
-    assert np.frombuffer(data, "|u1", 9, 128).tolist() == list(range(9))
-    assert struct.unpack_from("<I", data, 192) == (zlib.crc32(data[64:192]),)
-    assert len(data) == 196 + length
-    assert json.loads(data[196:]) == {"arrays": {"x": ["<i8", [2], 64], "y": ["|u1", [9], 128]}, "meta": {"k": 1}}
-
-
 @pytest.mark.parametrize(
     "table",
     [{}, {"arrays": {}}, {"arrays": {}, "meta": {}}, {"arrays": {"x": 1}, "meta": {}}, {"arrays": 5, "meta": {}}, []],

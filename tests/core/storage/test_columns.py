@@ -25,12 +25,6 @@ def prepare(folder: Path) -> None:
     prepare_dataset(folder, split_ratio="1,0,0", force_overwrite=True, sqlite=False)
 
 
-@pytest.fixture
-def data(ten: Path) -> Path:
-    prepare(ten)
-    return ten
-
-
 def column_of(folder: Path, name: str = "length") -> Column:
     return WebdatasetSource.open(folder).column(name)
 

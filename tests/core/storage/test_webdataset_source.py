@@ -6,7 +6,6 @@ import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.config.leaf_spec import Subset
 from energon_lite.errors import (
     DataIndexError,
     DatasetError,
@@ -31,12 +31,6 @@ from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclus
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import calls_here, write_dataset
-
-
-@pytest.fixture
-def data(ten: Path) -> Path:
-    prepare_dataset(ten, split_ratio="1,0,0")
-    return ten
 
 
 def keys(source: WebdatasetSource) -> str:
@@ -95,20 +89,6 @@ def test_a_shard_that_is_named_twice_is_read_twice(data: Path) -> None:
     assert keys(WebdatasetSource.open(data, shards=["b.tar", "b.tar"])) == "456456"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A run of samples, as a configuration would give it."""
-
-    start: int
-    stop: int
-    origin: str = "doc.yaml:7"
-    samples: int = 10
-
-    def bounds(self, samples: int) -> tuple[int, int]:
-        assert samples == self.samples  # excluded samples count
-        return self.start, self.stop
-
-
 @given(
     order=st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
     count=st.integers(1, 3),
@@ -127,8 +107,9 @@ def test_any_choice_of_samples(
     members = {"a.tar": [0, 1, 2, 3], "b.tar": [4, 5, 6], "sub/c.tar": [7, 8, 9]}
     left_out = [(shard, str(number)) for shard, held in members.items() for number in held if number in excluded]
     chosen = [number for shard in order[:count] for number in members[shard]]
-    part = Part(*sorted(min(edge, len(chosen)) for edge in span), samples=len(chosen))
-    kept = [number for number in chosen[part.start : part.stop] if number not in excluded]
+    start, stop = sorted(min(edge, len(chosen)) for edge in span)
+    kept = [number for number in chosen[start:stop] if number not in excluded]
+    part = Subset(first=start, last=stop, origin="doc.yaml:7")
     choice: dict[str, Any] = {"shards": order[:count], "excluded_samples": left_out, "subset": part}
     fingerprints = []
     for skips, left in ((None, kept), ("skip", [number for number in kept if number not in skipped])):
@@ -159,7 +140,7 @@ def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.Log
 
 class TestFingerprint:
     def test_depends_on_the_subset_by_its_samples(self, data: Path) -> None:
-        parts = [None, Part(0, 10), Part(0, 9), Part(1, 10), Part(1, 9)]
+        parts = [None, *(Subset(first=first, last=last) for first in (0, 1) for last in (10, 9))]
         prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
         assert prints[0] == prints[1] and len(set(prints)) == 4
 
@@ -201,9 +182,6 @@ class TestOpening:
     def test_an_unknown_kind_of_store(self) -> None:
         with pytest.raises(DatasetError, match=r"fsspec cannot open gopher://"):
             WebdatasetSource.open("gopher://bucket/data")
-
-    def test_a_file_url(self, data: Path) -> None:
-        assert len(WebdatasetSource.open(f"file://{data}")) == 10
 
     def test_a_shard_that_is_gone(self, data: Path) -> None:
         (data / "b.tar").unlink()
