@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import traceback
@@ -23,7 +22,6 @@ from energon_lite import (
     TaskEncoder,
     TextSample,
     WorkerConfig,
-    cooker,
     get_loader,
     get_savable_loader,
     get_train_dataset,
@@ -31,7 +29,6 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.hooks import Cooker
 from energon_lite.loading import recipes
 from tests.testing import ALONE, alone
 
@@ -257,34 +254,6 @@ def test_an_entry_that_no_sample_has_ends_the_run_with_a_short_message(tmp_path:
     for word in ("field 'text'", "'captoin'", "did you mean 'caption'?", "data[train]", "failure_tolerance"):
         assert word in text
     assert len(text.splitlines()) < 10
-
-
-def test_crude_data_is_cooked(tmp_path: Path, write_dataset: Any) -> None:
-    path = write_dataset(
-        tmp_path / "crude",
-        {"a.tar": [("0", {"txt": b"hello", "json": json.dumps({"n": 1}).encode()})]},
-        dataset_yaml="__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {kind: greeting}\n",
-    )
-
-    @cooker
-    def cook(sample: Any) -> Any:
-        return {"__key__": sample["__key__"], "said": sample["txt"], "n": sample["json"]["n"]}
-
-    class Cooks(TaskEncoder):
-        cookers = [Cooker(cook, has_subflavors={"kind": "other"}), Cooker(cook, has_subflavors={"kind": "greeting"})]
-
-    class CooksOthers(TaskEncoder):
-        cookers = [Cooker(cook, has_subflavors={"kind": "other"})]
-
-    def build(encoder: TaskEncoder) -> Any:
-        return get_val_dataset(path, split_part="train", batch_size=1, task_encoder=encoder, worker_config=ALONE)
-
-    (batch,) = get_loader(build(Cooks()))
-    assert batch == {"__key__": ["0"], "said": ["hello"], "n": [1]}
-    (crude,) = get_loader(build(TaskEncoder()))
-    assert crude["txt"] == ["hello"]
-    with pytest.raises(EnergonLiteError, match="none of the 1 cookers of CooksOthers"):
-        build(CooksOthers())
 
 
 @pytest.mark.parametrize("wanted", [CaptioningSample, Sample, None])

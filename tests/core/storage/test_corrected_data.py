@@ -11,7 +11,6 @@ import gzip
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,9 @@ from hypothesis import strategies as st
 from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
+from energon_lite.extras.remote import range_cache
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from tests.fork_server import run_program
 from tests.tables_by_hand import write_mds, write_megatron
 from tests.testing import ALONE, alone, examples, output_of, text_dataset, write_tar
 
@@ -102,29 +101,8 @@ def test_one_process_reads_what_is_there_now(
             prepare(path)
         for read_ahead in read_aheads(tmp_path):
             assert texts(path, read_ahead) == {"first", word}, read_ahead
-
-
-def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
-    program = """if True:
-        import sys
-        from tests.core.storage.test_corrected_data import Path, ReadAhead, texts
-        print(sorted(texts(Path(sys.argv[1]), ReadAhead(folder=sys.argv[2]))))
-    """
-
-    def said() -> str:
-        arguments = ["-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
-        paths = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        done = run_program(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
-        assert not done.returncode, done.stderr
-        return done.stdout.strip()
-
-    make(tmp_path / "data", "wrong")
-    prepare(tmp_path / "data")
-    assert said() == "['first', 'wrong']"
-    by_rename(tmp_path / "data", "right")
-    prepare(tmp_path / "data")
-    assert said() == "['first', 'right']"
+        range_cache._shared.clear()  # as in another process
+        assert texts(path, read_aheads(tmp_path)[-1]) == {"first", word}
 
 
 def test_an_unchanged_shard_is_fetched_once(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.files.shard_store import LocalFile
 from energon_lite.storage.read import runs, sample_reader
 from energon_lite.storage.read.runs import Usage, fetch_neighbours
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -178,33 +176,6 @@ def test_neighbours_are_read_whole_or_not_at_all() -> None:
     assert found == [[shard.data[40:50], b""], [shard.data[50:51], shard.data[129:]]]
     assert fetch_neighbours(shard, starts, stops + 1) is None
     assert fetch_neighbours(shard, starts[:, :0], stops[:, :0]) == []
-
-
-def test_a_shard_that_shrinks_while_it_is_read_is_no_death_of_the_process(tmp_path: Path) -> None:
-    """Reads of a file that is cut give the bytes, zeros where it grew again, or nothing; a mapped file is a SIGBUS."""
-    path, size = tmp_path / "shard", 1 << 20
-    path.write_bytes(b"x" * size)
-    shard, ends = LocalFile(str(path)), threading.Event()
-
-    def cut_and_restore() -> None:
-        with path.open("r+b") as file:
-            while not ends.is_set():
-                file.truncate(4096)
-                file.truncate(size)
-
-    starts = np.arange(0, size, 4096)[:, None]
-    thread = threading.Thread(target=cut_and_restore)
-    thread.start()
-    try:
-        found = [fetch_neighbours(shard, starts, starts + 4096) for _ in range(100)]
-    finally:
-        ends.set()
-        thread.join()
-    # A page may change while it is copied.
-    assert all(rows is None or {*b"".join(rows[0])} <= {*b"x\0"} for rows in found)
-    assert all(rows is None or {*map(len, rows[0])} == {4096} for rows in found)
-    path.write_bytes(b"x" * 4096)
-    assert fetch_neighbours(shard, starts, starts + 4096) is None
 
 
 def test_threads_do_not_read_into_the_same_memory() -> None:
