@@ -115,29 +115,12 @@ def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
     assert "measured before" not in measured(data, *WORDS)
 
 
-def metadataset(path: Path, leaves: str) -> Path:
-    path.write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
-        f"  train:\n    blend:\n{leaves}  val: {{path: d}}\n"
-    )
-    return path
-
-
-def test_a_metadataset(data: Path, here: Path, write_dataset: Callable[..., Path]) -> None:
-    other = write_dataset(here / "e", {"x.tar": [("0", {"txt": b"5"}), ("1", {"txt": b"6"})]})
-    blend = metadataset(
-        here / "blend.yaml", "      - {path: d}\n      - {path: e}\n      - {path: d, split_part: val}\n"
-    )
-    output = measured(blend, *WORDS)
-    assert "d: 12 samples in 3 shards" in output and "e: 2 samples in 1 shard\n" in output
-    assert lengths(data) == EXPECTED and lengths(other) == [5, 6]
-
-
-def test_a_metadataset_that_uses_a_data_set_in_two_ways(data: Path, here: Path) -> None:
-    blend = metadataset(here / "blend.yaml", "      - {path: d, subflavors: {a: 1}}\n      - {path: d}\n")
+def test_a_metadataset_that_uses_a_data_set_in_two_ways(data: Path) -> None:
+    blend = data.parent / "blend.yaml"
+    blend.write_text("splits:\n  train:\n    blend:\n      - {path: d, subflavors: {a: 1}}\n      - {path: d}\n")
     output = refused(blend, *WORDS)
     assert "used in 2 ways, and has room for one" in output
-    assert 'subflavors {"a": 1}' in output and "blend.yaml:6" in output and "--name" in output
+    assert 'subflavors {"a": 1}' in output and "blend.yaml:4" in output and "--name" in output
 
 
 def test_ranks(data: Path) -> None:

@@ -176,21 +176,6 @@ class TestWithoutAFieldMap:
         assert document(data)["field_map"] == {"image": "png", "caption": "json[text]"}  # type: ignore[index]
 
 
-class TestMetadatasets:
-    def test_all_that_is_in_one_is_opened(self, data: Path, tmp_path: Path) -> None:
-        blend = tmp_path / "blend.yaml"
-        blend.write_text(f"splits: {{train: {{blend: [{{path: {data}}}]}}}}")
-        output = refused(blend)
-        assert "has not been prepared" in output and "1 of 1 data set cannot be read" in output
-        done(data, *PLAIN)
-        output = done(blend)
-        assert f"{data} [train]: 8 samples" in output and "1 data set ready" in output
-
-    def test_a_wrong_one(self, tmp_path: Path) -> None:
-        (tmp_path / "blend.yaml").write_text("splits: {train: {blend: 3}}")
-        assert "blend" in refused(tmp_path / "blend.yaml")
-
-
 def test_json(data: Path) -> None:
     assert json.loads(done(data, *PLAIN, "--json", "--no-progress"))["splits"]["train"] == [4, 8]
 

@@ -50,16 +50,6 @@ def _truncate(path: Path) -> None:
     (path / "a.tar").write_bytes(data[: len(data) // 2 + 100])
 
 
-def _indexed_then(spoil: Spoil) -> Spoil:
-    """Open it once, so that the index is there, before something happens to it."""
-
-    def both(path: Path) -> None:
-        get_val_dataset(path, split_part="train", batch_size=2, worker_config=ALONE)
-        spoil(path)
-
-    return both
-
-
 WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
     "not prepared": (lambda path: shutil.rmtree(path / ".nv-meta"), ["images", "energon-lite prepare"]),
     "half prepared": (lambda path: (path / ".nv-meta" / ".info.json").unlink(), ["images", "energon-lite prepare"]),
@@ -67,12 +57,7 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
     "no split.yaml": (lambda path: (path / ".nv-meta" / "split.yaml").unlink(), ["split.yaml", "prepare"]),
     "no dataset.yaml": (lambda path: (path / ".nv-meta" / "dataset.yaml").unlink(), ["dataset.yaml", "prepare"]),
     "missing shard": (lambda path: (path / "b.tar").unlink(), ["b.tar", "energon-lite prepare"]),
-    "missing shard, indexed": (
-        _indexed_then(lambda path: (path / "b.tar").unlink()),
-        ["b.tar", "energon-lite prepare"],
-    ),
     "truncated tar": (_truncate, ["a.tar", "byte"]),
-    "truncated tar, indexed": (_indexed_then(_truncate), ["a.tar", "energon-lite prepare"]),
     "no tar at all": (lambda path: (path / "a.tar").write_bytes(b"hello" * 500), ["a.tar"]),
     "unknown split": (_edit("split.yaml", '"train"', '"training"'), ["split.yaml", "'train'", "training"]),
     "empty split": (_edit("split.yaml", '"train": ["a.tar", "b.tar"]', '"train": []'), ["train", "split.yaml"]),
@@ -80,12 +65,10 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
         _edit("split.yaml", '"exclude": []', '"exclude": ["a.tar", "b.tar"]'),
         ["train", "split.yaml", "exclude"],
     ),
-    "unknown shard": (_edit("split.yaml", '["a.tar"', '["x.tar"'), ["x.tar"]),
     "a part that no sample has": (
         _edit("dataset.yaml", "image: png", "image: jpg"),
         ["dataset.yaml", "field 'image'", "'jpg'", "it has: 'png', 'txt'"],
     ),
-    "damaged info": (lambda path: (path / ".nv-meta" / ".info.json").write_text("{"), [".info.json", "prepare"]),
 }
 
 

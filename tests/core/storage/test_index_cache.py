@@ -15,7 +15,7 @@ from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import killed_at_every_step, told_of
+from tests.testing import told_of
 
 
 @pytest.fixture
@@ -55,27 +55,6 @@ def test_is_made_in_the_users_cache_where_the_data_cannot_be_written(
     assert os.path.exists(cached) and not os.path.exists(beside)
     made = os.stat(cached).st_ino
     assert last_key(foreign) == "9" and os.stat(cached).st_ino == made
-
-
-@pytest.mark.usefixtures("quick_disk")
-def test_killed_at_every_step_of_making_it(foreign: Path) -> None:
-    meta = foreign / ".nv-meta"
-    before = {path.name for path in meta.iterdir()}
-    assert last_key(foreign) == "9"
-    after = {path.name: path.read_bytes() for path in meta.iterdir()}
-
-    def clean() -> None:
-        for path in meta.iterdir():
-            if path.name not in before:
-                path.unlink()
-
-    kills = 0
-    for killed in killed_at_every_step(lambda: last_key(foreign), clean):
-        kills += killed
-        assert last_key(foreign) == "9"
-        left = {path.name: path.read_bytes() for path in meta.iterdir()}
-        assert {name: data for name, data in left.items() if not name.endswith((".tmp", ".lock"))} == after
-    assert kills >= 2
 
 
 def test_nowhere_to_write(foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     prepare_dataset(ten, split_ratio="1,1,1", **TEXT)
     kept = {name: (ten / ".nv-meta" / name).read_bytes() for name in (".info.json", "split.yaml", "dataset.yaml")}
     make_tar("ten/b.tar", [("x.txt", b"x" * 20_000), ("y.txt", b""), ("z.txt", b"")])
-    with pytest.raises(ShardChangedError):
+    with pytest.raises(ShardChangedError, match=r"b\.tar[\s\S]*energon-lite prepare"):
         WebdatasetSource.open(ten)
     index_again(str(ten))
     source = WebdatasetSource.open(ten)

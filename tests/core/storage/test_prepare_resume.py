@@ -317,6 +317,7 @@ def test_the_lock_of_a_process_that_was_killed_is_removed(ten: Path) -> None:
     prepare(ten)
     assert not (ten / ".nv-meta/energon_lite.idx.lock").exists()
     (ten / ".nv-meta/energon_lite.idx").unlink()
+    (ten / ".nv-meta/energon_lite.idx.lock").touch()
     assert len(WebdatasetSource.open(ten)) == 10  # it makes the index, under a lock
     assert not (ten / ".nv-meta/energon_lite.idx.lock").exists()
 
