@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import traceback
 from collections.abc import Callable
@@ -45,11 +46,6 @@ def _edit(name: str, old: str, new: str) -> Spoil:
     return spoil
 
 
-def _truncate(path: Path) -> None:
-    data = (path / "a.tar").read_bytes()
-    (path / "a.tar").write_bytes(data[: len(data) // 2 + 100])
-
-
 WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
     "not prepared": (lambda path: shutil.rmtree(path / ".nv-meta"), ["images", "energon-lite prepare"]),
     "half prepared": (lambda path: (path / ".nv-meta" / ".info.json").unlink(), ["images", "energon-lite prepare"]),
@@ -57,7 +53,7 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
     "no split.yaml": (lambda path: (path / ".nv-meta" / "split.yaml").unlink(), ["split.yaml", "prepare"]),
     "no dataset.yaml": (lambda path: (path / ".nv-meta" / "dataset.yaml").unlink(), ["dataset.yaml", "prepare"]),
     "missing shard": (lambda path: (path / "b.tar").unlink(), ["b.tar", "energon-lite prepare"]),
-    "truncated tar": (_truncate, ["a.tar", "byte"]),
+    "truncated tar": (lambda path: os.truncate(path / "a.tar", 3000), ["a.tar", "byte"]),
     "no tar at all": (lambda path: (path / "a.tar").write_bytes(b"hello" * 500), ["a.tar"]),
     "unknown split": (_edit("split.yaml", '"train"', '"training"'), ["split.yaml", "'train'", "training"]),
     "empty split": (_edit("split.yaml", '"train": ["a.tar", "b.tar"]', '"train": []'), ["train", "split.yaml"]),

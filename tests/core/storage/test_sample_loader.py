@@ -1,4 +1,4 @@
-"""From parts to samples: field maps, functions that a data set brings along, and decoders that guests add by a table."""
+"""From parts to samples: field maps, functions that a data set brings along, decoders that guests add by a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_lite import entry_points
 from energon_lite.entry_points import Decoder
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError, UsageError
 from energon_lite.samples import CrudeSample, ImageClassificationSample, SourceInfo, TextSample
-from energon_lite.storage import PartDecoder, RangeStream, SampleDecoder
+from energon_lite.storage import PartDecoder, SampleDecoder
 from energon_lite.storage.read.ranges import StreamedParts
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples import part_decoder
@@ -190,10 +190,6 @@ class Reversed(PartDecoder):
         if not data:
             raise ValueError("no bytes")
         return data[::-1]
-
-    def of_stream(self, stream: RangeStream, /) -> bytes:
-        stream.seek(0)
-        return stream.read()[::-1]
 
     def check(self, part_name: str, where: str) -> None:
         raise UsageError(f"{part_name} needs a mirror", where=where)

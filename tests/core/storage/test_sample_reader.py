@@ -63,20 +63,14 @@ def test_the_same_as_one_by_one(
     plain = SampleReader(opened(folder, None), parts)
     reader = SampleReader(opened(folder, Runs(length, window)), parts)
     reader._usage._mean_bytes = 0  # it always pays
-    old, sample_reader.LARGEST_READ = sample_reader.LARGEST_READ, largest
-    try:
-        _same(reader, plain, wanted, by_columns)
-    finally:
-        sample_reader.LARGEST_READ = old
-
-
-def _same(reader: SampleReader, plain: SampleReader, wanted: list[list[int]], by_columns: bool) -> None:
-    for indices in wanted:
-        expected = [plain.sample(index) for index in indices]
-        found = reader.read(indices) if by_columns else None
-        if found is None:
-            assert [reader.sample(index) for index in indices] == expected
-        else:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_reader, "LARGEST_READ", largest)
+        for indices in wanted:
+            expected = [plain.sample(index) for index in indices]
+            found = reader.read(indices) if by_columns else None
+            if found is None:
+                assert [reader.sample(index) for index in indices] == expected
+                continue
             assert found.keys == [raw.key for raw in expected]
             assert found.shards == [raw.source.shard_name for raw in expected]
             rows = list(zip(*found.parts.values(), strict=True)) if found.parts else [()] * len(indices)

@@ -21,10 +21,6 @@ from energon_lite.storage.prepare.choice import (
 TEN = [f"s{number}.tar" for number in range(10)]
 
 
-def sizes(ratio: str, count: int) -> list[int]:
-    return [len(shards) for shards in divide_by_ratio([str(i) for i in range(count)], ratio).values()]
-
-
 @pytest.mark.parametrize(
     ("ratio", "count", "expected"),
     [
@@ -38,7 +34,8 @@ def sizes(ratio: str, count: int) -> list[int]:
     ],
 )
 def test_ratio(ratio: str, count: int, expected: list[int]) -> None:
-    assert sizes(ratio, count) == expected
+    splits = divide_by_ratio([str(number) for number in range(count)], ratio)
+    assert [len(shards) for shards in splits.values()] == expected
 
 
 @given(st.lists(st.integers(0, 1000), min_size=3, max_size=3).filter(any), st.integers(0, 200))
