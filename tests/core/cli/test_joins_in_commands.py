@@ -68,21 +68,20 @@ def test_measure_refuses_before_it_begins(blend: Path) -> None:
     assert not list(blend.parent.glob("one/.nv-meta/*column*"))
 
 
-class TestLint:
-    def test_each_member_is_examined(self, blend: Path) -> None:
-        write_dataset(blend.parent / "two", {"shard-000.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
-        write(blend.parent, {"nonmatch": "none"})
-        found = json.loads(refusal_of("lint", blend, "--json", "--no-progress", "--num-workers", 1))
-        assert [Path(one["path"]).name for one in found["data_sets"]].count("two") == 1
-        assert {(Path(one["dataset"]).name, one["key"]) for one in found["problems"] if not one["note"]} == {
-            ("two", "0")
-        }
+def test_lint_examines_each_member(blend: Path) -> None:
+    write_dataset(blend.parent / "two", {"shard-000.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
+    write(blend.parent, {"nonmatch": "none"})
+    found = json.loads(refusal_of("lint", blend, "--json", "--no-progress", "--num-workers", 1))
+    assert [Path(one["path"]).name for one in found["data_sets"]].count("two") == 1
+    assert {(Path(one["dataset"]).name, one["key"]) for one in found["problems"] if not one["note"]} == {("two", "0")}
 
-    def test_a_join_that_cannot_be_made_is_a_problem(self, blend: Path) -> None:
-        write(blend.parent, {"split_config": "part.yaml"})
-        assert "2 of 6 samples of" in refusal_of("lint", blend, "--no-progress", "--num-workers", 1)
 
-    def test_hooks_are_not_run_on_members(self, blend: Path) -> None:
-        encoder = "energon_lite:DefaultTaskEncoder"
-        output = output_of("lint", blend, "--no-progress", "--num-workers", 1, "--task-encoder", encoder)
-        assert "hooks are not run on joined samples" in output
+def test_lint_says_that_a_join_cannot_be_made(blend: Path) -> None:
+    write(blend.parent, {"split_config": "part.yaml"})
+    assert "2 of 6 samples of" in refusal_of("lint", blend, "--no-progress", "--num-workers", 1)
+
+
+def test_lint_runs_no_hooks_on_members(blend: Path) -> None:
+    encoder = "energon_lite:DefaultTaskEncoder"
+    output = output_of("lint", blend, "--no-progress", "--num-workers", 1, "--task-encoder", encoder)
+    assert "hooks are not run on joined samples" in output

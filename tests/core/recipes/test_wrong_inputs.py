@@ -267,25 +267,26 @@ def test_an_encoder_may_name_its_types(images: Path, base: Any) -> None:
     assert len(batch) == 2 and all(isinstance(caption, str) for caption in batch)
 
 
-class TestTracebacks:
-    """Of mistakes whose messages say all, a traceback has the caller's frames, and one of the library."""
+# -- tracebacks: of mistakes whose messages say all, they have the caller's frames, and one of the library
 
-    def test_of_a_data_set(self, leaf_of: Any, tmp_path: Path) -> None:
-        document = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: [{weigth: 1}]}}\n"
-        (tmp_path / "blend.yaml").write_text(document)
-        for path, more in ((tmp_path / "blend.yaml", {}), (tmp_path / "none", {}), (leaf_of(3, "t"), {"lenes": 2})):
-            for make in (get_train_dataset, get_val_dataset):
-                with pytest.raises(EnergonLiteError) as caught:
-                    make(path, batch_size=2, worker_config=ALONE, **more)
-                assert self._own(caught.value) == 1
 
-    def test_of_a_state(self, leaf_of: Any) -> None:
-        dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=ALONE)
-        with get_savable_loader(dataset) as loader, pytest.raises(EnergonLiteError) as caught:
-            loader.restore_state_rank({"version": "none"})
-        assert self._own(caught.value) == 1
+def _own(error: BaseException) -> int:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return sum("/energon_lite/" in file for file in files)
 
-    @staticmethod
-    def _own(error: BaseException) -> int:
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        return sum("/energon_lite/" in file for file in files)
+
+def test_tracebacks_of_a_data_set(leaf_of: Any, tmp_path: Path) -> None:
+    document = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: [{weigth: 1}]}}\n"
+    (tmp_path / "blend.yaml").write_text(document)
+    for path, more in ((tmp_path / "blend.yaml", {}), (tmp_path / "none", {}), (leaf_of(3, "t"), {"lenes": 2})):
+        for make in (get_train_dataset, get_val_dataset):
+            with pytest.raises(EnergonLiteError) as caught:
+                make(path, batch_size=2, worker_config=ALONE, **more)
+            assert _own(caught.value) == 1
+
+
+def test_tracebacks_of_a_state(leaf_of: Any) -> None:
+    dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=ALONE)
+    with get_savable_loader(dataset) as loader, pytest.raises(EnergonLiteError) as caught:
+        loader.restore_state_rank({"version": "none"})
+    assert _own(caught.value) == 1

@@ -63,94 +63,101 @@ def test_a_broken_shard_is_reported_with_its_path_and_an_earlier_preparation_sta
     assert len(WebdatasetSource.open(ten, shards=["a.tar"])) == 4
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("again", [False, True])
-    def test_a_folder_that_cannot_be_written(self, ten: Path, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        if again:
-            prepare_dataset(ten, split_ratio="1,0,0")
-        monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(ten)))
-        before = sorted(ten.rglob("*"))
-        with pytest.raises(UsageError, match=r"cannot be written[\s\S]*a user who may write there, or prepare a copy"):
-            index_again(str(ten)) if again else prepare_dataset(ten, split_ratio="1,0,0")
-        assert sorted(ten.rglob("*")) == before
-
-    def test_no_tars(self, tmp_path: Path) -> None:
-        with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
-            prepare_dataset(tmp_path, split_ratio="1,0,0")
-
-    def test_only_compressed_ones(self, tmp_path: Path) -> None:
-        (tmp_path / "a.tar.gz").write_bytes(b"")
-        with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
-            prepare_dataset(tmp_path, split_ratio="1,0,0")
-
-    def test_all_excluded(self, ten: Path) -> None:
-        with pytest.raises(EmptyDatasetError, match=r"--exclude leaves in \(3 were found\)"):
-            prepare_dataset(ten, split_ratio="1,0,0", exclude=".")
-
-    def test_a_brace_in_a_name(self, ten: Path) -> None:
-        (ten / "a.tar").rename(ten / "a{1}.tar")
-        with pytest.raises(UsageError, match="brace in its name"):
-            prepare_dataset(ten, split_ratio="1,0,0")
-
-    def test_no_samples(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("README", b"")])
-        with pytest.raises(EmptyDatasetError, match="none of the 1 shard holds a sample"):
-            prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-
-    @pytest.mark.parametrize("options", [{}, {"split_ratio": "1,0,0", "split_parts": {"train": ".*"}}])
-    def test_either_ratio_or_patterns(self, ten: Path, options: dict[str, object]) -> None:
-        with pytest.raises(UsageError, match="either split_ratio or split_parts"):
-            prepare_dataset(ten, **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_cannot_be_written(ten: Path, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if again:
+        prepare_dataset(ten, split_ratio="1,0,0")
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(ten)))
+    before = sorted(ten.rglob("*"))
+    with pytest.raises(UsageError, match=r"cannot be written[\s\S]*a user who may write there, or prepare a copy"):
+        index_again(str(ten)) if again else prepare_dataset(ten, split_ratio="1,0,0")
+    assert sorted(ten.rglob("*")) == before
 
 
-class TestSampleDocument:
-    @pytest.mark.parametrize(
-        ("sample_type", "field_map", "message"),
-        [
-            ("TextSampel", {"text": "txt"}, r"'TextSampel' is unknown[\s\S]*did you mean 'TextSample'"),
-            ("TextSample", {"txet": "txt"}, r"no field 'txet'[\s\S]*did you mean 'text'"),
-            ("TextSample", {}, r"TextSample needs 'text'; found only nothing"),
-            ("TextSample", {"text": "tx"}, r"no sample has a part 'tx'[\s\S]*did you mean 'txt'"),
-            ("TextSample", {"text": "txt["}, r"not a field access[\s\S]*field_map.text"),
-            ("TextSample", {"text": "txt[0]"}, r"fits none of the tried samples[\s\S]*txt is of type str"),
-            ("TextSample", None, r"needs a field map[\s\S]*\{\"text\": \"...\"\}' with parts out of: txt, cls"),
-            (None, {"text": "txt"}, "a field map needs a sample type"),
-            ("CrudeWebdataset", {"text": "txt"}, "neither a sample type nor a field map"),
-        ],
-    )
-    def test_mistakes_are_found_before_anything_is_written(
-        self, ten: Path, sample_type: str | None, field_map: dict[str, str] | None, message: str
-    ) -> None:
-        with pytest.raises((ConfigError, UsageError), match=message):
-            prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
-        assert meta(ten) == set()
-
-    def test_broken_samples_do_not_speak_against_a_map(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
-        prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
+def test_no_tars(tmp_path: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
+        prepare_dataset(tmp_path, split_ratio="1,0,0")
 
 
-class TestWarnings:
-    def test_parts_that_do_not_stand_together(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
-        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
+def test_only_compressed_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"")
+    with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
+        prepare_dataset(tmp_path, split_ratio="1,0,0")
 
-    def test_shards_without_samples_are_left_out(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("ten/empty.tar", [])
-        report = prepare_dataset(ten, split_ratio="1,0,0")
-        assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
-        assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
 
-    def test_keys_with_dots(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
-        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
+def test_all_excluded(ten: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match=r"--exclude leaves in \(3 were found\)"):
+        prepare_dataset(ten, split_ratio="1,0,0", exclude=".")
 
-    def test_splits_without_shards(self, ten: Path) -> None:
-        report = prepare_dataset(ten, split_ratio="8,1,1")
-        assert report.splits == {"train": (2, 7), "val": (0, 0), "test": (1, 3)}
-        assert "split 'val' got no shard" in report.warnings[0]
+
+def test_a_brace_in_a_name(ten: Path) -> None:
+    (ten / "a.tar").rename(ten / "a{1}.tar")
+    with pytest.raises(UsageError, match="brace in its name"):
+        prepare_dataset(ten, split_ratio="1,0,0")
+
+
+def test_no_samples(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("README", b"")])
+    with pytest.raises(EmptyDatasetError, match="none of the 1 shard holds a sample"):
+        prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+
+
+@pytest.mark.parametrize("options", [{}, {"split_ratio": "1,0,0", "split_parts": {"train": ".*"}}])
+def test_either_ratio_or_patterns(ten: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="either split_ratio or split_parts"):
+        prepare_dataset(ten, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sample_type", "field_map", "message"),
+    [
+        ("TextSampel", {"text": "txt"}, r"'TextSampel' is unknown[\s\S]*did you mean 'TextSample'"),
+        ("TextSample", {"txet": "txt"}, r"no field 'txet'[\s\S]*did you mean 'text'"),
+        ("TextSample", {}, r"TextSample needs 'text'; found only nothing"),
+        ("TextSample", {"text": "tx"}, r"no sample has a part 'tx'[\s\S]*did you mean 'txt'"),
+        ("TextSample", {"text": "txt["}, r"not a field access[\s\S]*field_map.text"),
+        ("TextSample", {"text": "txt[0]"}, r"fits none of the tried samples[\s\S]*txt is of type str"),
+        ("TextSample", None, r"needs a field map[\s\S]*\{\"text\": \"...\"\}' with parts out of: txt, cls"),
+        (None, {"text": "txt"}, "a field map needs a sample type"),
+        ("CrudeWebdataset", {"text": "txt"}, "neither a sample type nor a field map"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(
+    ten: Path, sample_type: str | None, field_map: dict[str, str] | None, message: str
+) -> None:
+    with pytest.raises((ConfigError, UsageError), match=message):
+        prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
+    assert meta(ten) == set()
+
+
+def test_broken_samples_do_not_speak_against_a_map(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
+    prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
+
+
+def test_parts_that_do_not_stand_together(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
+    report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
+
+
+def test_shards_without_samples_are_left_out(ten: Path, make_tar: Callable[..., Path]) -> None:
+    make_tar("ten/empty.tar", [])
+    report = prepare_dataset(ten, split_ratio="1,0,0")
+    assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
+    assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
+
+
+def test_keys_with_dots(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
+    report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
+
+
+def test_splits_without_shards(ten: Path) -> None:
+    report = prepare_dataset(ten, split_ratio="8,1,1")
+    assert report.splits == {"train": (2, 7), "val": (0, 0), "test": (1, 3)}
+    assert "split 'val' got no shard" in report.warnings[0]
 
 
 def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
@@ -169,77 +176,81 @@ def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path, make_tar: 
     assert find_shards(str(ten)) == ["b.tar", "sub/c.tar", "x.tar/d.tar"]
 
 
-class TestOddFiles:
-    """What lies about in a folder, or is put there by somebody who means harm."""
+# What lies about in a folder, or is put there by somebody who means harm.
 
-    @pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
-    def test_links_to_folders_of_its_own(self, ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
-        """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
-        for place in ("again", "sub/again"):
-            (ten / place).symlink_to(target, target_is_directory=True)
-        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar"]
-        assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
-    def test_links_to_folders_elsewhere(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("disk/deep/d.tar", [("x.txt", b"x")])
-        make_tar("ten/.store/e.tar", [("y.txt", b"y")])
-        (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
-        (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
-        (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
-        (ten / "store").symlink_to(".store", target_is_directory=True)
-        (ten / "l.tar").symlink_to(".store/e.tar")  # and to a shard
-        found = find_shards(str(ten))
-        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "l.tar", "store/e.tar", "sub/c.tar"]
-        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 13
+@pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
+def test_links_to_folders_of_its_own(ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+    """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
+    for place in ("again", "sub/again"):
+        (ten / place).symlink_to(target, target_is_directory=True)
+    assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar"]
+    assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
-    @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
-    def test_what_is_no_file(self, ten: Path, kind: str) -> None:
-        """Opening a pipe waits for somebody who writes into it."""
-        path = ten / "x.tar"
-        if kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "socket":
-            server = socket.socket(socket.AF_UNIX)
-            server.bind(str(path))
-            server.close()
-        else:
-            path.symlink_to("/dev/zero")
-        for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
-            with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
-                run()
-        with pytest.raises(ShardFormatError, match="not a file"):
-            scan_shard(str(ten), "x.tar")
-        assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
 
-    @pytest.mark.parametrize(
-        "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
-    )
-    @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
-    def test_descriptions_that_are_no_files(self, ten: Path, name: str, kind: Callable[[Path], None]) -> None:
-        """Nothing waits for a pipe to be written to; what is no file counts as missing."""
-        prepare_dataset(ten, split_ratio="1,0,0")
-        path = ten / ".nv-meta" / name
-        path.unlink(missing_ok=True)
-        kind(path)
-        if name == ".info.json":
-            with pytest.raises(NotPreparedError):
-                read_info(str(ten))
-        else:
-            assert len(WebdatasetSource.open(ten)) == 10
-        if kind is os.mkfifo:
-            assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+def test_links_to_folders_elsewhere(ten: Path, make_tar: Callable[..., Path]) -> None:
+    make_tar("disk/deep/d.tar", [("x.txt", b"x")])
+    make_tar("ten/.store/e.tar", [("y.txt", b"y")])
+    (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
+    (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
+    (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
+    (ten / "store").symlink_to(".store", target_is_directory=True)
+    (ten / "l.tar").symlink_to(".store/e.tar")  # and to a shard
+    found = find_shards(str(ten))
+    assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "l.tar", "store/e.tar", "sub/c.tar"]
+    assert prepare_dataset(ten, split_ratio="1,0,0").samples == 13
 
-    @pytest.mark.parametrize(
-        "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
-    )
-    def test_an_earlier_list_of_splits_that_cannot_be_read(self, ten: Path, text: bytes) -> None:
-        (ten / ".nv-meta").mkdir()
-        (ten / ".nv-meta/split.yaml").write_bytes(text)
-        report = prepare_dataset(ten, split_ratio="1,0,0")
-        assert report.samples == 10
-        kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
-        assert kept == (["a.tar"] if b"a.tar" in text else [])
-        assert any("split.yaml" in warning for warning in report.warnings)
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_what_is_no_file(ten: Path, kind: str) -> None:
+    """Opening a pipe waits for somebody who writes into it."""
+    path = ten / "x.tar"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(path))
+        server.close()
+    else:
+        path.symlink_to("/dev/zero")
+    for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
+        with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
+            run()
+    with pytest.raises(ShardFormatError, match="not a file"):
+        scan_shard(str(ten), "x.tar")
+    assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
+
+
+@pytest.mark.parametrize(
+    "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
+)
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+def test_descriptions_that_are_no_files(ten: Path, name: str, kind: Callable[[Path], None]) -> None:
+    """Nothing waits for a pipe to be written to; what is no file counts as missing."""
+    prepare_dataset(ten, split_ratio="1,0,0")
+    path = ten / ".nv-meta" / name
+    path.unlink(missing_ok=True)
+    kind(path)
+    if name == ".info.json":
+        with pytest.raises(NotPreparedError):
+            read_info(str(ten))
+    else:
+        assert len(WebdatasetSource.open(ten)) == 10
+    if kind is os.mkfifo:
+        assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
+)
+def test_an_earlier_list_of_splits_that_cannot_be_read(ten: Path, text: bytes) -> None:
+    (ten / ".nv-meta").mkdir()
+    (ten / ".nv-meta/split.yaml").write_bytes(text)
+    report = prepare_dataset(ten, split_ratio="1,0,0")
+    assert report.samples == 10
+    kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
+    assert kept == (["a.tar"] if b"a.tar" in text else [])
+    assert any("split.yaml" in warning for warning in report.warnings)
 
 
 def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
@@ -275,7 +286,7 @@ def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [1 << 20, 7])
-def test_each_kind(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_samples_are_told(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_scan, "_BLOCK", block)
     odd: dict[int, Parts] = {3: {"txt": b"", "cls": b"1"}, 60: {"txt": b"x"}, 99: {"txt": b"", "cls": b""}}
     assert sorted(notes(tmp_path, odd)) == [

@@ -138,100 +138,99 @@ def test_exclusions_of_what_is_not_there_are_told(data: Path, caplog: pytest.Log
     assert "'nope'" in caplog.text and "'x.tar'" in caplog.text
 
 
-class TestFingerprint:
-    def test_depends_on_the_subset_by_its_samples(self, data: Path) -> None:
-        parts = [None, *(Subset(first=first, last=last) for first in (0, 1) for last in (10, 9))]
-        prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
-        assert prints[0] == prints[1] and len(set(prints)) == 4
-
-    def test_depends_on_what_is_read(self, data: Path, make_tar: Callable[..., Path]) -> None:
-        def fingerprint(**options: object) -> str:
-            return WebdatasetSource.open(data, **options).fingerprint  # type: ignore[arg-type]
-
-        a, b, c = "a.tar", "b.tar", "sub/c.tar"
-        seen = [
-            fingerprint(shards=[a, b]),
-            fingerprint(shards=[b, a]),
-            fingerprint(shards=[a, b, c]),
-            fingerprint(shards=[a, b], excluded_samples=[(a, "1")]),
-            fingerprint(shards=[a, b], excluded_samples=[(a, "2")]),
-        ]
-        make_tar("ten/b.tar", [("4.txt", b"x" * 20_000), ("5.txt", b""), ("6.txt", b"")])
-        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
-        seen.append(fingerprint(shards=[a, b]))
-        assert len(set(seen)) == len(seen)
-        assert seen[0] != "" and fingerprint(shards=[a, b]) == seen[-1]
-
-    def test_the_contents_where_names_and_sizes_are_the_same(self, data: Path, make_tar: Callable[..., Path]) -> None:
-        before = WebdatasetSource.open(data)
-        assert pickle.loads(pickle.dumps(before)).contents == before.contents != before.fingerprint
-        others = [(f"{number}.{part}", text) for number in "xyz" for part, text in (("txt", b"text x"), ("cls", b"x"))]
-        make_tar("ten/b.tar", others)
-        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
-        after = WebdatasetSource.open(data)
-        assert keys(after) == "0123xyz789"
-        assert after.fingerprint == before.fingerprint, "the same order, of other samples"
-        assert after.contents != before.contents
+def test_the_fingerprint_depends_on_the_samples_of_the_subset(data: Path) -> None:
+    parts = [None, *(Subset(first=first, last=last) for first in (0, 1) for last in (10, 9))]
+    prints = [WebdatasetSource.open(data, subset=part).fingerprint for part in parts]
+    assert prints[0] == prints[1] and len(set(prints)) == 4
 
 
-class TestOpening:
-    def test_a_file(self, data: Path) -> None:
-        with pytest.raises(NotPreparedError, match="but this is a file"):
-            WebdatasetSource.open(data / "a.tar")
+def test_the_fingerprint_depends_on_what_is_read(data: Path, make_tar: Callable[..., Path]) -> None:
+    def fingerprint(**options: object) -> str:
+        return WebdatasetSource.open(data, **options).fingerprint  # type: ignore[arg-type]
 
-    def test_an_unknown_kind_of_store(self) -> None:
-        with pytest.raises(DatasetError, match=r"fsspec cannot open gopher://"):
-            WebdatasetSource.open("gopher://bucket/data")
-
-    def test_a_shard_that_is_gone(self, data: Path) -> None:
-        (data / "b.tar").unlink()
-        with pytest.raises(MissingShardError, match=r"b.tar[\s\S]*energon-lite prepare"):
-            WebdatasetSource.open(data)
-        assert len(WebdatasetSource.open(data, shards=["a.tar"])) == 4  # others are not touched by that
-
-    def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_when_read(
-        self, data: Path, make_tar: Callable[..., Path]
-    ) -> None:
-        make_tar("ten/b.tar", [("other.txt", b"surprise")])
-        source = WebdatasetSource.open(data)
-        assert SampleReader(source).sample(0).key == "0"
-        with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
-            SampleReader(source).sample(5)
-
-    def test_an_unknown_shard(self, data: Path) -> None:
-        with pytest.raises(
-            MissingShardError, match=r"split 'val' lists shard 'sub/d.tar'[\s\S]*did you mean 'sub/c.tar'"
-        ):
-            WebdatasetSource.open(data, shards=["sub/d.tar"], split_part="val")
-
-    def test_nothing_to_read(self, data: Path) -> None:
-        with pytest.raises(EmptyDatasetError, match="no shards in split 'test'"):
-            WebdatasetSource.open(data, shards=[], split_part="test")
-        with pytest.raises(EmptyDatasetError, match="no samples in split 'val'"):
-            WebdatasetSource.open(
-                data, shards=["b.tar"], excluded_samples=[("b.tar", k) for k in "456"], split_part="val"
-            )
+    a, b, c = "a.tar", "b.tar", "sub/c.tar"
+    seen = [
+        fingerprint(shards=[a, b]),
+        fingerprint(shards=[b, a]),
+        fingerprint(shards=[a, b, c]),
+        fingerprint(shards=[a, b], excluded_samples=[(a, "1")]),
+        fingerprint(shards=[a, b], excluded_samples=[(a, "2")]),
+    ]
+    make_tar("ten/b.tar", [("4.txt", b"x" * 20_000), ("5.txt", b""), ("6.txt", b"")])
+    prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+    seen.append(fingerprint(shards=[a, b]))
+    assert len(set(seen)) == len(seen)
+    assert seen[0] != "" and fingerprint(shards=[a, b]) == seen[-1]
 
 
-class TestPickling:
-    def test_is_small_and_shares_nothing_that_is_open(self, data: Path) -> None:
-        source = WebdatasetSource.open(data)
-        SampleReader(source).sample(3)
-        assert len(pickle.dumps(source)) < 768
+def test_the_contents_where_names_and_sizes_are_the_same(data: Path, make_tar: Callable[..., Path]) -> None:
+    before = WebdatasetSource.open(data)
+    assert pickle.loads(pickle.dumps(before)).contents == before.contents != before.fingerprint
+    others = [(f"{number}.{part}", text) for number in "xyz" for part, text in (("txt", b"text x"), ("cls", b"x"))]
+    make_tar("ten/b.tar", others)
+    prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+    after = WebdatasetSource.open(data)
+    assert keys(after) == "0123xyz789"
+    assert after.fingerprint == before.fingerprint, "the same order, of other samples"
+    assert after.contents != before.contents
 
-    def test_refuses_a_data_set_that_was_prepared_anew_meanwhile(
-        self, data: Path, make_tar: Callable[..., Path]
-    ) -> None:
-        pickled = pickle.dumps(WebdatasetSource.open(data))
-        make_tar("ten/b.tar", [("4.txt", b"only one")])
-        prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
-        source = pickle.loads(pickled)
-        assert len(source) == 10  # the index is not opened yet
-        with pytest.raises(DataIndexError, match="prepared again"):
-            source.key(0)
-        (data / ".nv-meta/energon_lite.idx").unlink()
-        with pytest.raises(DataIndexError, match="removed while it was in use"):
-            pickle.loads(pickled).key(0)
+
+def test_a_file_is_no_folder(data: Path) -> None:
+    with pytest.raises(NotPreparedError, match="but this is a file"):
+        WebdatasetSource.open(data / "a.tar")
+
+
+def test_an_unknown_kind_of_store() -> None:
+    with pytest.raises(DatasetError, match=r"fsspec cannot open gopher://"):
+        WebdatasetSource.open("gopher://bucket/data")
+
+
+def test_a_shard_that_is_gone(data: Path) -> None:
+    (data / "b.tar").unlink()
+    with pytest.raises(MissingShardError, match=r"b.tar[\s\S]*energon-lite prepare"):
+        WebdatasetSource.open(data)
+    assert len(WebdatasetSource.open(data, shards=["a.tar"])) == 4  # others are not touched by that
+
+
+def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_when_read(
+    data: Path, make_tar: Callable[..., Path]
+) -> None:
+    make_tar("ten/b.tar", [("other.txt", b"surprise")])
+    source = WebdatasetSource.open(data)
+    assert SampleReader(source).sample(0).key == "0"
+    with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
+        SampleReader(source).sample(5)
+
+
+def test_an_unknown_shard(data: Path) -> None:
+    with pytest.raises(MissingShardError, match=r"split 'val' lists shard 'sub/d.tar'[\s\S]*did you mean 'sub/c.tar'"):
+        WebdatasetSource.open(data, shards=["sub/d.tar"], split_part="val")
+
+
+def test_nothing_to_read(data: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match="no shards in split 'test'"):
+        WebdatasetSource.open(data, shards=[], split_part="test")
+    with pytest.raises(EmptyDatasetError, match="no samples in split 'val'"):
+        WebdatasetSource.open(data, shards=["b.tar"], excluded_samples=[("b.tar", k) for k in "456"], split_part="val")
+
+
+def test_pickles_are_small(data: Path) -> None:
+    source = WebdatasetSource.open(data)
+    SampleReader(source).sample(3)
+    assert len(pickle.dumps(source)) < 768
+
+
+def test_a_pickle_of_what_was_prepared_anew_meanwhile_is_refused(data: Path, make_tar: Callable[..., Path]) -> None:
+    pickled = pickle.dumps(WebdatasetSource.open(data))
+    make_tar("ten/b.tar", [("4.txt", b"only one")])
+    prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
+    source = pickle.loads(pickled)
+    assert len(source) == 10  # the index is not opened yet
+    with pytest.raises(DataIndexError, match="prepared again"):
+        source.key(0)
+    (data / ".nv-meta/energon_lite.idx").unlink()
+    with pytest.raises(DataIndexError, match="removed while it was in use"):
+        pickle.loads(pickled).key(0)
 
 
 # -- samples that are left out
