@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.loading.saved_states import merged, redistributed
+from tests.conftest import blend_yaml
 from tests.testing import invoke, output_of, refusal_of, take
 
 
@@ -64,13 +64,6 @@ def planned_state(path: Any, steps: int, **arguments: Any) -> Any:
     loader = get_savable_loader(get_train_dataset(path, **{"batch_size": 4, "worker_config": config, **arguments}))
     take(loader, steps)
     return loader.save_state_rank()
-
-
-def blend_file(path: Path, leaves: dict[Any, float]) -> Path:
-    blend = [{"path": str(leaf), "weight": weight} for leaf, weight in leaves.items()]
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -175,7 +168,7 @@ def test_rebase_to_another_batch_size(leaf_of: Callable[..., Path], tmp_path: Pa
 
 def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     a, b, c = leaf_of(50, "a"), leaf_of(7, "b"), leaf_of(120, "c")
-    old, new = blend_file(tmp_path / "old.yaml", {a: 1, b: 1}), blend_file(tmp_path / "new.yaml", {c: 3, a: 1})
+    old, new = blend_yaml(tmp_path / "old.yaml", [(a, 1), (b, 1)]), blend_yaml(tmp_path / "new.yaml", [(c, 3), (a, 1)])
     arguments = {"shuffle_buffer_size": 10, "max_samples_per_sequence": 3}
     state = planned_state(old, 10, **arguments)
     torch.save({"loader": state}, tmp_path / "run.pt")
@@ -197,7 +190,7 @@ def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = leaf_of(50, "a"), leaf_of(7, "b")
-    old, new = blend_file(tmp_path / "old.yaml", {a: 1, b: 1}), blend_file(tmp_path / "new.yaml", {a: 1})
+    old, new = blend_yaml(tmp_path / "old.yaml", [(a, 1), (b, 1)]), blend_yaml(tmp_path / "new.yaml", [(a, 1)])
     (tmp_path / "hooks.py").write_text(f"from {__name__} import Pairs\n")
     monkeypatch.chdir(tmp_path)
     loader = packed(old, 0, 1, lanes=2)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -58,11 +59,10 @@ class Odd(Numbers):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_registered", {})
     register_source("numbers", Numbers)
     register_source("odd", Odd)
-    yield
 
 
 def texts(path: Any, function: Any = get_train_dataset, start: str = "", **options: Any) -> list[str]:
@@ -213,12 +213,8 @@ def test_a_column_has_a_number_for_each_sample(values: Any) -> None:
 
 @pytest.fixture
 def no_new_strategies() -> Iterator[None]:
-    tables: tuple[dict[Any, Any], ...] = (strategies.STRATEGIES, strategies._NAMES)
-    before = [dict(table) for table in tables]
-    yield
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
+    with patch.dict(strategies.STRATEGIES), patch.dict(strategies._NAMES):
+        yield
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +263,6 @@ def data(tmp_path: Path) -> Path:
     return write(tmp_path / "d")
 
 
-WAYS: list[tuple[TaskEncoder, dict[str, Any]]] = [
-    (Patient(), {}),
-    (OneByOne(), {}),
-    (Patient(), {"read_ahead": ReadAhead()}),
-    (OneByOne(), {"read_ahead": ReadAhead()}),
-]
-
-
 @given(st.sets(st.integers(0, 39), max_size=6))
 @settings(max_examples=examples(12))
 def test_damaged_samples_fail_and_all_others_are_right(
@@ -278,8 +271,8 @@ def test_damaged_samples_fail_and_all_others_are_right(
     path = write(tmp_path_factory.mktemp("d") / "d")
     assert "40 parts have a checksum" in measure_checksums(path)
     damage(path, lost)
-    for encoder, reading in WAYS:
-        found, failed, said = read(path, encoder, **reading)
+    for encoder, read_ahead in product((Patient(), OneByOne()), (None, ReadAhead())):
+        found, failed, said = read(path, encoder, read_ahead=read_ahead)
         assert found == {f"t{n}": f"t{n}" for n in range(40) if n not in lost} and failed == len(lost)
         assert ("not those that were measured" in said) == bool(lost)
 

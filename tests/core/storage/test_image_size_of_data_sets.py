@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from PIL import Image
 from energon_lite import ImageSample, TaskEncoder, get_savable_loader, get_val_dataset
 from energon_lite.errors import ConfigError
 from energon_lite.storage import ImageSize, RandomCrop, SampleDecoder, decode_to_size
+from tests.core.storage.test_decoding import saved
 from tests.testing import alone, write_dataset
 
 YAML = """\
@@ -29,9 +29,7 @@ field_map: {image: jpg}
 def stored(number: int) -> bytes:
     """A smooth image of 120 x 160, as JPEG."""
     coarse = np.random.default_rng(number).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(coarse).resize((160, 120), Image.Resampling.BICUBIC).save(stream, "JPEG")
-    return stream.getvalue()
+    return saved(Image.fromarray(coarse).resize((160, 120), Image.Resampling.BICUBIC).save, "JPEG")
 
 
 def images(path: Path, size: str, broken: int = 0) -> Path:

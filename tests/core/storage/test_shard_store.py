@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,23 +170,14 @@ def test_reads_above_the_systems_limit_are_put_together(tmp_path: Path, monkeypa
 def test_threads_that_evict_each_others_files(tmp_path: Path) -> None:
     shards = [shard(tmp_path / str(i), bytes([i]) * 100) for i in range(8)]
     store = ShardStore(capacity=1)
-    wrong: list[object] = []
 
-    def run(seed: int) -> None:
-        try:
-            for step in range(400):
-                number = (seed + step * 3) % 8
-                if store.read(*shards[number], step % 90, 10) != bytes([number]) * 10:
-                    wrong.append(number)
-        except Exception as error:
-            wrong.append(error)
+    def right(seed: int) -> bool:
+        numbers = [(seed + step * 3) % 8 for step in range(400)]
+        reads = [store.read(*shards[number], step % 90, 10) for step, number in enumerate(numbers)]
+        return reads == [bytes([number]) * 10 for number in numbers]
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(4)))
 
 
 def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> None:
