@@ -201,18 +201,15 @@ def test_links_to_folders_elsewhere(ten: Path, make_tar: Callable[..., Path]) ->
     assert prepare_dataset(ten, split_ratio="1,0,0").samples == 13
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
-def test_what_is_no_file(ten: Path, kind: str) -> None:
-    """Opening a pipe waits for somebody who writes into it."""
-    path = ten / "x.tar"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "socket":
-        server = socket.socket(socket.AF_UNIX)
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        server.close()
-    else:
-        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file(ten: Path, make: Callable[[Path], None]) -> None:
+    """Opening a pipe waits for somebody who writes into it."""
+    make(ten / "x.tar")
     for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
         with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
             run()
