@@ -55,18 +55,10 @@ def test_a_damaged_info(root: str, text: str) -> None:
         nv_meta.read_info(root)
 
 
-OUTSIDE = [
-    "/etc/passwd",
-    "../x.tar",
-    "a/../../x.tar",
-    "..",
-    "",
-    "s3://b/x.tar",
-    "file:///x.tar",
-    "a\0b",
-    "a/..",
-    "\ud800",
-]
+OUTSIDE = (
+    *("/etc/passwd", "../x.tar", "a/../../x.tar", "..", ""),
+    *("s3://b/x.tar", "file:///x.tar", "a\0b", "a/..", "\ud800"),
+)
 
 
 @pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML])
