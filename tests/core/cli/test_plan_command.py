@@ -105,14 +105,6 @@ def test_a_data_set_without_lengths(write_dataset: Callable[..., Path], tmp_path
     assert "length" in plan(tmp_path / "data", "-c", 7, code=1)[1]
 
 
-def test_a_picture(lengths: Path, tmp_path: Path) -> None:
-    lines, _ = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.png")
-    assert lines[-1] == f"The picture is in {tmp_path / 'plan.png'}."
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    _, errors = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.xyz", code=1)
-    assert "the picture cannot be written" in errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -152,11 +144,14 @@ def test_lengths_in_a_file_need_no_torch(lengths: Path) -> None:
     assert done.stdout.strip().endswith("False")
 
 
-def test_plans_that_are_alike_do_not_hide_each_other(lengths: Path, tmp_path: Path) -> None:
+def test_a_picture_in_which_plans_that_are_alike_do_not_hide_each_other(lengths: Path, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     path = tmp_path / "plan.png"
-    plan(lengths, "-c", 1000, "--plot", path, "-s", "best_fit", "-s", "best_fit:open_bins=32")
+    lines, _ = plan(lengths, "-c", 1000, "--plot", path, "-s", "best_fit", "-s", "best_fit:open_bins=32")
+    assert lines[-1] == f"The picture is in {path}."
     pixels = (imread(path)[:, :, :3] * 255).round()
     first, second = (int((pixels == color).all(axis=2).sum()) for color in ((31, 119, 180), (255, 127, 14)))
     assert first > 500 and 0.8 < first / second < 1.25
+    _, errors = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.xyz", code=1)
+    assert "the picture cannot be written" in errors

@@ -334,9 +334,8 @@ def test_a_checksum_of_digits_that_are_not_octal(tmp_path: Path) -> None:
     data = bytearray(Entry(f"{number:02d}.a").blocks() + END)
     data[152:154] = bytes([data[152] - 1, ord("8")])  # of the same value, if eights counted
     (tmp_path / "a.tar").write_bytes(data)
-    assert (
-        "checksum" in outcome(tmp_path / "a.tar", fast=True)[3] or "not a tar" in outcome(tmp_path / "a.tar", True)[3]
-    )
+    error = outcome(tmp_path / "a.tar", fast=True)[3]
+    assert "checksum" in error or "not a tar" in error
 
 
 @pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS)
