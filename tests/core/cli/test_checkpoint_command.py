@@ -132,11 +132,7 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
 
 
 def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    leaf = leaf_of(50)
-    three = saved_by_ranks(tmp_path / "three", leaf, 2, 3, ".json")
-    four = saved_by_ranks(tmp_path / "four", leaf, 2, 4, ".json")
-    output = refused("merge", three[0], four[1], "-o", tmp_path / "out.json")
-    assert f"{three[0]}: pass 0, micro-batch 6" in output and f"{four[1]}: pass 0, micro-batch 8" in output
+    three = saved_by_ranks(tmp_path / "three", leaf_of(50), 2, 3, ".json")
     assert "1 of 2 lanes are in none of the 1 state: 1" in refused("merge", three[0], "-o", tmp_path / "out.json")
     state = json.loads(Path(three[1]).read_text())
     state["identity"]["settings"]["seed"] = 5

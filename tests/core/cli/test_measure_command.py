@@ -96,21 +96,17 @@ def test_a_function_an_encoder_and_its_own_length(data: Path) -> None:
     assert set(lengths(data)) == {0, 1}
 
 
-def test_a_changed_encoder_measures_anew(data: Path, here: Path) -> None:
+def test_a_changed_encoder_or_description_of_a_sample_measures_anew(data: Path, here: Path) -> None:
     measured(data, *WORDS)
+    path = data / ".nv-meta/dataset.yaml"
+    path.write_text("# a comment changes nothing\n" + path.read_text())
+    assert "8 of them measured before" in measured(data, *WORDS)
     (here / "encoders_here.py").write_text(ENCODER.replace("list(range(int(sample.text)))", "[0] * 77"))
     sys.modules.pop("encoders_here")
     assert "8 of them measured before" in measured(data, *WORDS, "--same-encoder")
     assert lengths(data) == [0, 1, 2, 0, 77, 77, 77, 0, 8, 9, 10, 11]  # next to the one that failed
     measured(data, *WORDS, "--force-overwrite")
     assert set(lengths(data)) == {0, 77}
-
-
-def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
-    measured(data, *WORDS)
-    path = data / ".nv-meta/dataset.yaml"
-    path.write_text("# a comment changes nothing\n" + path.read_text())
-    assert "8 of them measured before" in measured(data, *WORDS)
     path.write_text(path.read_text() + "subflavors: {a: 1}\n")
     assert "measured before" not in measured(data, *WORDS)
 

@@ -139,9 +139,6 @@ def test_ranks_ask_nothing(data: Path) -> None:
     assert "rank 2 of 2 does not exist" in refused(data, "--rank", "2", "--world-size", "2", *PLAIN)
 
 
-OPTIONS = (*PLAIN, "--num-workers", "1")
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (3_456_789, "3.457 MB"), (2 * 10**15, "2000 TB")],
@@ -152,9 +149,10 @@ def test_the_unit_suits_the_size(count: int, text: str) -> None:
 
 def test_progress_in_a_log(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
-    lines = [line for line in done(data, *OPTIONS).splitlines() if line.startswith("Indexing")]
+    lines = [line for line in done(data, *PLAIN, "--num-workers", "1").splitlines() if line.startswith("Indexing")]
     assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
     assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
+    assert "Indexing" not in done(data, *PLAIN, "--force-overwrite", "--no-progress")
 
 
 def test_progress_on_a_terminal(
@@ -166,10 +164,6 @@ def test_progress_on_a_terminal(
         scans.do_share()
     shown = capsys.readouterr().err
     assert "Indexing: 100%" in shown and "4/4" in shown and "GB/s" in shown
-
-
-def test_no_progress(data: Path) -> None:
-    assert "Indexing" not in done(data, *OPTIONS, "--no-progress")
 
 
 def test_a_sample_loader_is_begun(data: Path) -> None:

@@ -159,10 +159,6 @@ def test_image_forms(form: str) -> None:
         assert float(image.max()) == (255 if dtype == "uint8" else 1)
 
 
-def test_images_may_stay_bytes() -> None:
-    assert SampleDecoder(image_decode=None).decode("png", b"\x89PNG...") == b"\x89PNG..."
-
-
 @pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "gif", "webp"])
 def test_pictures_of_the_web_are_read_whatever_their_name_says(kind: str) -> None:
     """They are mixed up often; other formats are what they are called."""

@@ -74,12 +74,9 @@ def test_a_folder_that_cannot_be_written(ten: Path, again: bool, monkeypatch: py
     assert sorted(ten.rglob("*")) == before
 
 
-def test_no_tars(tmp_path: Path) -> None:
+def test_no_tars_or_only_compressed_ones(tmp_path: Path) -> None:
     with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
         prepare_dataset(tmp_path, split_ratio="1,0,0")
-
-
-def test_only_compressed_ones(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
         prepare_dataset(tmp_path, split_ratio="1,0,0")
