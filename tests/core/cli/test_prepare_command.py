@@ -152,7 +152,7 @@ def test_progress_in_a_log(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line for line in done(data, *PLAIN, "--num-workers", "1").splitlines() if line.startswith("Indexing")]
     assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
     assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
-    assert "Indexing" not in done(data, *PLAIN, "--force-overwrite", "--no-progress")
+    assert "Indexing" not in done(data, *PLAIN, "--force-overwrite", "--rescan", "--no-progress")
 
 
 def test_progress_on_a_terminal(
