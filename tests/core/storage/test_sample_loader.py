@@ -79,19 +79,12 @@ def test_the_users_own_function() -> None:
     assert (sample.label, sample.__key__, sample.__restore_key__) == (4, "k-own", ("sample", 1))
 
 
-def test_a_part_that_cannot_be_decoded() -> None:
+def test_what_fails_names_the_sample() -> None:
     with pytest.raises(DecodeError, match=r"part 'json' .*JSONDecodeError[\s\S]*sample 'k' in /data/s/0.tar"):
         TEXT.load(raw(json=b"{"), ())
-
-
-def test_a_field_that_is_not_there() -> None:
-    with pytest.raises(
-        FieldAccessError, match=r"field 'text': the sample has no part 'json'[\s\S]*'k' in /data/s/0.tar"
-    ):
+    missing = r"field 'text': the sample has no part 'json'[\s\S]*'k' in /data/s/0.tar"
+    with pytest.raises(FieldAccessError, match=missing):
         TEXT.load(raw(txt=b""), ())
-
-
-def test_a_type_without_a_map() -> None:
     with pytest.raises(SampleError, match="TextSample needs a field_map"):
         SampleLoader(TextSample).load(raw(), ())
 
@@ -107,21 +100,15 @@ def test_a_function_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def load(sample):\n    return sample + 1\n\ndef other(sample):\n    return 0\n")
     assert load_function(str(tmp_path), "own.py", "load")(1) == 2
     assert load_function(str(tmp_path), "own.py:other", "load")(1) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+    (tmp_path / "own.py").write_text("number = 3\n")
+    for name, words in (
         ("gone.py", "there is no 'gone.py'"),
         ("own.py:gone", "there is no function 'gone'"),
         ("own.py:number", "there is no function 'number'"),
         ("own.py", "there is no function 'load'"),
-    ],
-)
-def test_functions_that_are_not_there(tmp_path: Path, name: str, words: str) -> None:
-    (tmp_path / "own.py").write_text("number = 3\n")
-    with pytest.raises(ConfigError, match=words):
-        load_function(str(tmp_path), name, "load")
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_function(str(tmp_path), name, "load")
 
 
 # -- field maps
