@@ -96,16 +96,16 @@ def test_loaders_travel_to_workers() -> None:
 # -- functions that a data set brings along
 
 
-def test_a_function_of_the_file(tmp_path: Path) -> None:
+def test_functions_of_a_file_and_those_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def load(sample):\n    return sample + 1\n\ndef other(sample):\n    return 0\n")
     assert load_function(str(tmp_path), "own.py", "load")(1) == 2
     assert load_function(str(tmp_path), "own.py:other", "load")(1) == 0
-    (tmp_path / "own.py").write_text("number = 3\n")
+    (tmp_path / "bare.py").write_text("number = 3\n")
     for name, words in (
         ("gone.py", "there is no 'gone.py'"),
-        ("own.py:gone", "there is no function 'gone'"),
-        ("own.py:number", "there is no function 'number'"),
-        ("own.py", "there is no function 'load'"),
+        ("bare.py:gone", "there is no function 'gone'"),
+        ("bare.py:number", "there is no function 'number'"),
+        ("bare.py", "there is no function 'load'"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_function(str(tmp_path), name, "load")
