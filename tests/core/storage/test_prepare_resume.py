@@ -32,7 +32,6 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 from tests.testing import damaged, examples, killed_at_every_step, write_tar
 
-Scanned = list[str]
 OPTIONS: dict[str, Any] = {
     "split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1
 }  # fmt: skip
@@ -44,9 +43,9 @@ def prepare(folder: Path, **more: Any) -> int:
 
 
 @pytest.fixture
-def scanned(monkeypatch: pytest.MonkeyPatch) -> Scanned:
+def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that are scanned from here on."""
-    names: Scanned = []
+    names: list[str] = []
     scan = dataset_scan.scan_shard
 
     def recorded(root: str, name: str) -> ShardScan:
@@ -74,7 +73,7 @@ def same(one: ShardScan, other: ShardScan) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
 
 
-def test_the_killed_run_continues(ten: Path, scanned: Scanned) -> None:
+def test_the_killed_run_continues(ten: Path, scanned: list[str]) -> None:
     for name in ("a.tar", "sub/c.tar"):
         write_result(ten, name)
     prepare(ten)
@@ -82,7 +81,7 @@ def test_the_killed_run_continues(ten: Path, scanned: Scanned) -> None:
     assert len(list(ten.rglob("*.tar.idx"))) == 3
 
 
-def test_a_grown_folder(ten: Path, scanned: Scanned, make_tar: Callable[..., Path]) -> None:
+def test_a_grown_folder(ten: Path, scanned: list[str], make_tar: Callable[..., Path]) -> None:
     prepare(ten)
     assert len(scanned) == 3
     make_tar("ten/aa.tar", [("new.txt", b"new"), ("new.cls", b"1")])
@@ -94,7 +93,7 @@ def test_a_grown_folder(ten: Path, scanned: Scanned, make_tar: Callable[..., Pat
     assert scanned == ["aa.tar", "a.tar", "aa.tar", "b.tar", "sub/c.tar"] and contents(ten) == grown
 
 
-def test_a_folder_without_anything_new(ten: Path, scanned: Scanned) -> None:
+def test_a_folder_without_anything_new(ten: Path, scanned: list[str]) -> None:
     prepare(ten)
     before = contents(ten)
     (ten / "b.tar.idx").unlink()
@@ -104,7 +103,7 @@ def test_a_folder_without_anything_new(ten: Path, scanned: Scanned) -> None:
     assert scanned == [] and contents(ten) == before
 
 
-def test_indexing_again_reads_all(ten: Path, scanned: Scanned) -> None:
+def test_indexing_again_reads_all(ten: Path, scanned: list[str]) -> None:
     prepare(ten)
     scanned.clear()
     index_again(str(ten))
@@ -114,7 +113,7 @@ def test_indexing_again_reads_all(ten: Path, scanned: Scanned) -> None:
 @pytest.mark.parametrize("change", ["size", "time", "head"])
 @pytest.mark.parametrize("where", ["result", "index"])
 def test_a_changed_shard_is_read(
-    ten: Path, scanned: Scanned, make_tar: Callable[..., Path], change: str, where: str
+    ten: Path, scanned: list[str], make_tar: Callable[..., Path], change: str, where: str
 ) -> None:
     shard = ten / "b.tar"
     if where == "index":
@@ -150,7 +149,7 @@ def test_flipped_bits_and_cuts_never_give_other_samples(ten: Path, data: st.Data
             files.read("b.tar")
 
 
-def test_an_index_with_a_flipped_bit_is_made_anew(ten: Path, scanned: Scanned) -> None:
+def test_an_index_with_a_flipped_bit_is_made_anew(ten: Path, scanned: list[str]) -> None:
     prepare(ten)
     before, path = contents(ten), ten / ".nv-meta/energon_lite.idx"
     data = bytearray(path.read_bytes())
@@ -179,7 +178,7 @@ def test_links_that_came_with_the_data_are_not_followed(ten: Path, tmp_path: Pat
     assert (victim / "unfinished").read_text() == "a text"
 
 
-def test_other_rules_for_samples(ten: Path, scanned: Scanned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rules_for_samples(ten: Path, scanned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(ten)
     write_result(ten, "b.tar")
     scanned.clear()
@@ -188,7 +187,7 @@ def test_other_rules_for_samples(ten: Path, scanned: Scanned, monkeypatch: pytes
     assert len(scanned) == 3
 
 
-def test_broken_shards_do_not_cost_the_others(ten: Path, scanned: Scanned) -> None:
+def test_broken_shards_do_not_cost_the_others(ten: Path, scanned: list[str]) -> None:
     whole = (ten / "b.tar").read_bytes()
     os.truncate(ten / "b.tar", 2500)
     with pytest.raises(Exception, match="truncated"):

@@ -235,21 +235,20 @@ def test_units_are_done_elsewhere(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
 # -- helper processes, on shards that are scanned
 
 
+NAMES = [f"{number:02d}.tar" for number in range(12)]
+
+
 @pytest.fixture
 def folder(make_tar: Callable[..., Path], tmp_path: Path) -> Path:
-    for number in range(12):
-        make_tar(f"d/{number:02d}.tar", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
+    for number, name in enumerate(NAMES):
+        make_tar(f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
     return tmp_path / "d"
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.tar"))
 
 
 def scan(folder: Path) -> list[ShardScan | EnergonLiteError]:
     """What is found in each shard, or why nothing is."""
     shards = Shards(str(folder))
-    outcomes: dict[str, Outcome] = dict(run_units(shards, names(folder), workers=2))
+    outcomes: dict[str, Outcome] = dict(run_units(shards, NAMES, workers=2))
     return [one if isinstance(one, EnergonLiteError) else shards.read(name) for name, one in sorted(outcomes.items())]
 
 
@@ -358,7 +357,7 @@ def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.
     """As by Ctrl-C, which comes while one waits for a unit."""
     monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n > '01.tar' and time.sleep(600)"))
     before = set(children(os.getpid()))  # such as the fork server of earlier tests
-    outcomes = run_units(Shards(str(folder)), names(folder), workers=3)
+    outcomes = run_units(Shards(str(folder)), NAMES, workers=3)
     next(outcomes)
     assert until(lambda: len(set(children(os.getpid())) - before) == 3)
     started = set(children(os.getpid())) - before
