@@ -11,7 +11,7 @@ import pytest
 
 from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files import retries, shard_store
-from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, head_checksum, shared_store
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, head_checksum
 from tests.testing import descriptors
 
 
@@ -189,11 +189,6 @@ def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> No
     if child == 0:
         os._exit(0 if good else 1)
     assert good and os.waitpid(child, 0)[1] == 0
-
-
-def test_all_data_sets_of_a_process_share_one_store() -> None:
-    assert shared_store() is shared_store()
-    assert 16 <= shared_store().capacity <= 4096
 
 
 def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
