@@ -9,14 +9,7 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.documents.paths import (
-    MAX_NAMES,
-    _count_names,
-    expand_braces,
-    is_url,
-    local_path,
-    missing_file_fix,
-)
+from energon_lite.documents.paths import MAX_NAMES, _count_names, expand_braces, is_url, local_path, missing_file_fix
 from energon_lite.errors import UsageError
 
 

@@ -32,9 +32,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 from tests.testing import damaged, examples, killed_at_every_step, write_tar
 
-OPTIONS: dict[str, Any] = {
-    "split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1
-}  # fmt: skip
+OPTIONS: Any = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 
 
 def prepare(folder: Path, **more: Any) -> int:
