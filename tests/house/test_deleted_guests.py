@@ -21,7 +21,7 @@ EXTRAS = sorted(path.name for path in (PACKAGE / "extras").iterdir() if (path / 
 #: Guests by the folder that is deleted.
 GUESTS = ["trainer", *(f"extras/{name}" for name in EXTRAS)]
 #: Folders of `tests/core` with quick tests.
-QUICK = ["config", "hooks", "recipes"]
+QUICK = ["config", "documents", "hooks", "recipes"]
 #: Tests that use guests through doors: joins, quarantine, and Energon's keywords.
 _CALLS = "tests/core/recipes/test_wrong_inputs.py::test_a_call_that_cannot_work"
 THROUGH_DOORS = (
