@@ -81,6 +81,13 @@ def output_of(*arguments: object) -> str:
     return output
 
 
+def refusal_of(*arguments: object) -> str:
+    """Output of a command that refuses."""
+    code, output = command(*arguments)
+    assert code == 1, output
+    return output
+
+
 def errors_of(
     run: Callable[[int, Callable[[int], Any]], list[Any]],
     world: int,

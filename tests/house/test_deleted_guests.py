@@ -21,14 +21,13 @@ EXTRAS = sorted(path.name for path in (PACKAGE / "extras").iterdir() if (path / 
 #: Guests by the folder that is deleted.
 GUESTS = ["trainer", *(f"extras/{name}" for name in EXTRAS)]
 #: Folders of `tests/core` with quick tests.
-QUICK = ["config", "hooks", "recipes"]
+QUICK = ["config", "documents", "hooks", "recipes"]
 #: Tests that use guests through doors: joins, quarantine, and Energon's keywords.
-_HOOKS = "tests/core/recipes/test_wrong_hooks.py::test_hooks_that_cannot_work_are_refused"
 _CALLS = "tests/core/recipes/test_wrong_inputs.py::test_a_call_that_cannot_work"
 THROUGH_DOORS = (
     "tests/core/config/test_mutated_documents.py::test_mutated_documents",
     "tests/core/recipes/test_doors.py::test_samples_of_a_source_that_fail_are_counted",
-    *(f"{_HOOKS}[{case}]" for case in ("buffers never full", "no chunk", "groups hand nothing over")),
+    *(f"{_CALLS}[{case}]" for case in ("buffers never full", "no chunk", "groups hand nothing over")),
     *(f"{_CALLS}[{case}]" for case in ("worker_config of a loader", "what the decoder is told")),
     "tests/core/recipes/test_wrong_inputs.py::test_energons_other_keywords_are_accepted",
 )

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from tests.testing import write_tar
 
 
 @pytest.fixture
@@ -14,12 +17,23 @@ def data(tmp_path: Path) -> Path:
     """Four shards of two samples: a PNG, a JSON and a label."""
     picture = io.BytesIO()
     Image.new("RGB", (2, 2), "red").save(picture, "png")
+
+    def sample(number: int) -> tuple[str, dict[str, bytes]]:
+        about = {"text": f"caption {number}", "long": "x" * 200, "list": list(range(9))}
+        return f"{number:03d}", {"png": picture.getvalue(), "json": json.dumps(about).encode(), "cls": b"1"}
+
     for shard in range(4):
-        with tarfile.open(tmp_path / f"s{shard}.tar", "w") as tar:
-            for number in (2 * shard, 2 * shard + 1):
-                about = json.dumps({"text": f"caption {number}", "long": "x" * 200, "list": list(range(9))}).encode()
-                for part, content in (("png", picture.getvalue()), ("json", about), ("cls", b"1")):
-                    info = tarfile.TarInfo(f"{number:03d}.{part}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+        write_tar(tmp_path / f"s{shard}.tar", [sample(2 * shard), sample(2 * shard + 1)])
     return tmp_path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in; its modules, whose names end with ``_here``, are forgotten in the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.endswith("_here")]:
+        del sys.modules[name]

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from tests.testing import command, invoke
+from energon_lite.loading.saved_states import merged, redistributed
+from tests.conftest import blend_yaml
+from tests.testing import invoke, output_of, refusal_of, take
 
 
 class Pairs(TaskEncoder):
@@ -29,8 +30,12 @@ class Pairs(TaskEncoder):
         return {"__key__": [key for sample in samples for key in sample["__key__"]]}
 
 
-def run(*arguments: Any) -> tuple[int, str]:
-    return command("checkpoint", *arguments)
+def done(*arguments: Any) -> str:
+    return output_of("checkpoint", *arguments)
+
+
+def refused(*arguments: Any) -> str:
+    return refusal_of("checkpoint", *arguments)
 
 
 def packed(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
@@ -45,8 +50,7 @@ def saved_by_ranks(folder: Path, leaf: Any, world: int, steps: int, suffix: str 
     paths = []
     for rank in range(world):
         loader = packed(leaf, rank, world, lanes=world)
-        for _ in zip(range(steps), loader, strict=False):
-            pass
+        take(loader, steps)
         paths.append(str(folder / f"rank{rank}{suffix}"))
         if suffix == ".pt":
             torch.save(loader.save_state_rank(), paths[-1])
@@ -58,23 +62,14 @@ def saved_by_ranks(folder: Path, leaf: Any, world: int, steps: int, suffix: str 
 def planned_state(path: Any, steps: int, **arguments: Any) -> Any:
     config = WorkerConfig(rank=0, world_size=1, seed_offset=7)
     loader = get_savable_loader(get_train_dataset(path, **{"batch_size": 4, "worker_config": config, **arguments}))
-    for _ in zip(range(steps), loader, strict=False):
-        pass
+    take(loader, steps)
     return loader.save_state_rank()
-
-
-def blend_file(path: Path, leaves: dict[Any, float]) -> Path:
-    blend = [{"path": str(leaf), "weight": weight} for leaf, weight in leaves.items()]
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     state = planned_state(leaf_of(50), 6)
     torch.save({"step": 6, "model": {"w": torch.zeros(4)}, "loader": state}, tmp_path / "c.pt")
-    code, output = run("info", tmp_path / "c.pt")
-    assert code == 0
+    output = " ".join(done("info", tmp_path / "c.pt").split())
     for words in (
         f"{tmp_path}/c.pt['loader']",
         "planned batches (format version 1)",
@@ -86,104 +81,82 @@ def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp
         state["identity"]["fingerprint"],
         "seed: 7",
     ):
-        assert words in " ".join(output.split())
-    code, output = run("info", "--json", tmp_path / "c.pt")
-    (found,) = json.loads(output)["runs"]
+        assert words in output
+    (found,) = json.loads(done("info", "--json", tmp_path / "c.pt"))["runs"]
     assert found["samples_delivered"] == 24 and found["world_sizes"] is None and found["settings"]["batch_size"] == 4
 
 
 def test_info_of_a_run_of_single_samples(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     torch.save(planned_state(leaf_of(50), 6, batch_size=None), tmp_path / "c.pt")
-    (found,) = json.loads(run("info", "--json", tmp_path / "c.pt")[1])["runs"]
+    (found,) = json.loads(done("info", "--json", tmp_path / "c.pt"))["runs"]
     assert found["batches_delivered"] == found["samples_delivered"] == 6
 
 
 def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     leaf = leaf_of(50)
     paths = saved_by_ranks(tmp_path / "six", leaf, 6, 3)
-    code, output = run("info", *paths)
-    assert code == 0 and "and 5 more" in output and "1, 2, 3, 6\n" in output and "18 micro-batches" in output
-    assert run("info", tmp_path / "six")[1].splitlines()[1:] == output.splitlines()[1:]
-    code, output = run("info", paths[2])
-    assert code == 0 and "the states of other ranks have 5 of them: 0, 1, 3, 4, 5" in output
+    output = done("info", *paths)
+    assert "and 5 more" in output and "1, 2, 3, 6\n" in output and "18 micro-batches" in output
+    assert done("info", tmp_path / "six").splitlines()[1:] == output.splitlines()[1:]
+    assert "the states of other ranks have 5 of them: 0, 1, 3, 4, 5" in done("info", paths[2])
 
-    code, output = run("merge", *paths, "-o", tmp_path / "all.msgpack")
-    assert code == 0 and "6 states at pass 0, micro-batch 18" in output
-    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "two")
-    assert code == 0 and sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
-    code, output = run("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
-    assert code == 0 and sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
-    result = invoke("checkpoint", "redist", *paths, tmp_path / "asked", answers="2\n")
-    assert result.exit_code == 0 and sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
-    code, output = run("redist", tmp_path / "six", "--ranks", 3, "-o", tmp_path / "three", "--suffix", ".json")
-    assert code == 0
+    assert "6 states at pass 0, micro-batch 18" in done("merge", *paths, "-o", tmp_path / "all.msgpack")
+    done("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "two")
+    assert sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
+    done("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
+    assert sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
+    assert not invoke("checkpoint", "redist", *paths, tmp_path / "asked", answers="2\n").exit_code
+    assert sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
+    done("redist", tmp_path / "six", "--ranks", 3, "-o", tmp_path / "three", "--suffix", ".json")
 
-    reference = [packed(leaf, rank, 6) for rank in range(6)]
-    for rank, loader in enumerate(reference):
-        loader.restore_state_rank(torch.load(paths[rank]))
-    expected = [next(iter(loader))["__key__"] for loader in reference]
-    found = []
-    loaders = [packed(leaf, rank, 3) for rank in range(3)]
-    for rank, loader in enumerate(loaders):
-        loader.restore_state_rank(json.loads((tmp_path / "three" / f"loader_rank{rank}.json").read_text()))
-    iterators = [iter(loader) for loader in loaders]
-    found = [next(iterator)["__key__"] for _ in range(2) for iterator in iterators]
-    assert found == expected
+    whole = merged([torch.load(path) for path in paths])
+    three = [json.loads((tmp_path / "three" / f"loader_rank{rank}.json").read_text()) for rank in range(3)]
+    assert three == json.loads(json.dumps(redistributed(whole, 3)))
 
-    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 4, "-o", tmp_path / "four")
-    assert code == 1 and "6 lanes cannot be divided among 4" in output and "use 1, 2, 3, 6 ranks" in output
+    output = refused("redist", tmp_path / "all.msgpack", "--ranks", 4, "-o", tmp_path / "four")
+    assert "6 lanes cannot be divided among 4" in output and "use 1, 2, 3, 6 ranks" in output
     assert not (tmp_path / "four").exists()
-    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "three")
-    assert code == 1 and "the folder is not empty" in output
+    output = refused("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "three")
+    assert "the folder is not empty" in output
 
     again = tmp_path / "again"  # has three files of the same states: they are replaced
-    code, output = run("redist", *paths, again, "--ranks", 2)
-    assert code == 0 and sorted(os.listdir(again)) == ["rank0.pt", "rank1.pt"]
+    done("redist", *paths, again, "--ranks", 2)
+    assert sorted(os.listdir(again)) == ["rank0.pt", "rank1.pt"]
     assert sorted(row[0] for rank in range(2) for row in torch.load(again / f"rank{rank}.pt")["cursors"]) == [*range(6)]
     later = torch.load(again / "rank1.pt")
     torch.save(later | {"position": later["position"] + 6}, again / "rank1.pt")
     for folder in (again, tmp_path / "six"):  # of another step; the states themselves
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        code, output = run("redist", *paths, folder, "--ranks", 3)
-        assert code == 1 and "the folder is not empty" in output
+        assert "the folder is not empty" in refused("redist", *paths, folder, "--ranks", 3)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    leaf = leaf_of(50)
-    three = saved_by_ranks(tmp_path / "three", leaf, 2, 3, ".json")
-    four = saved_by_ranks(tmp_path / "four", leaf, 2, 4, ".json")
-    code, output = run("merge", three[0], four[1], "-o", tmp_path / "out.json")
-    assert (
-        code == 1 and f"{three[0]}: pass 0, micro-batch 6" in output and f"{four[1]}: pass 0, micro-batch 8" in output
-    )
-    code, output = run("merge", three[0], "-o", tmp_path / "out.json")
-    assert code == 1 and "1 of 2 lanes are in none of the 1 state: 1" in output
+    three = saved_by_ranks(tmp_path / "three", leaf_of(50), 2, 3, ".json")
+    assert "1 of 2 lanes are in none of the 1 state: 1" in refused("merge", three[0], "-o", tmp_path / "out.json")
     state = json.loads(Path(three[1]).read_text())
     state["identity"]["settings"]["seed"] = 5
     state["identity"]["fingerprint"] = "0" * 16
     (tmp_path / "other.json").write_text(json.dumps(state))
     for words in (["merge", "-o", tmp_path / "out.json"], ["info"]):
-        code, output = run(*words, *three, three[0], tmp_path / "other.json")
-        assert code == 1 and f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed: 5, elsewhere 0" in output
+        output = refused(*words, *three, three[0], tmp_path / "other.json")
+        assert f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed: 5, elsewhere 0" in output
     Path(three[1]).write_text(Path(three[1]).read_text()[:100])
-    code, output = run("info", *three)
-    assert code == 1 and "damaged" in output and three[1] in output
+    output = refused("info", *three)
+    assert "damaged" in output and three[1] in output
     assert not (tmp_path / "out.json").exists()
 
 
 def test_rebase_to_another_batch_size(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     path, config = leaf_of(50), WorkerConfig(rank=0, world_size=1, seed_offset=7)
     (tmp_path / "run.json").write_text(json.dumps(planned_state(path, 3)))
-    code, output = run("rebase", tmp_path / "run.json", "--from", path)
-    assert code == 1 and "neither --to nor --batch-size" in output
-    code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8)
-    assert code == 1 and "no batch of 8 begins at micro-batch 3" in output and "to micro-batch 4" in output
-    code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8, "--give-up")
-    assert code == 0 and "batch_size 4 becomes 8 at sample 16" in output and "passed over: 4 samples" in output
+    assert "neither --to nor --batch-size" in refused("rebase", tmp_path / "run.json", "--from", path)
+    output = refused("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8)
+    assert "no batch of 8 begins at micro-batch 3" in output and "to micro-batch 4" in output
     for size, place in ((8, 2), (6, 2)):
-        code, output = run("rebase", tmp_path / "run.json", "--from", path, "--batch-size", size, "--give-up")
-        assert code == 0, output
+        output = done("rebase", tmp_path / "run.json", "--from", path, "--batch-size", size, "--give-up")
+        if size == 8:
+            assert "batch_size 4 becomes 8 at sample 16" in output and "passed over: 4 samples" in output
         loader = get_savable_loader(get_train_dataset(path, batch_size=size, worker_config=config))
         loader.restore_state_rank(json.loads((tmp_path / "run.rebased.json").read_text()))
         assert loader.save_state_rank()["position"] == place and "rebase" not in loader.save_state_rank()
@@ -191,12 +164,11 @@ def test_rebase_to_another_batch_size(leaf_of: Callable[..., Path], tmp_path: Pa
 
 def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     a, b, c = leaf_of(50, "a"), leaf_of(7, "b"), leaf_of(120, "c")
-    old, new = blend_file(tmp_path / "old.yaml", {a: 1, b: 1}), blend_file(tmp_path / "new.yaml", {c: 3, a: 1})
+    old, new = blend_yaml(tmp_path / "old.yaml", [(a, 1), (b, 1)]), blend_yaml(tmp_path / "new.yaml", [(c, 3), (a, 1)])
     arguments = {"shuffle_buffer_size": 10, "max_samples_per_sequence": 3}
     state = planned_state(old, 10, **arguments)
     torch.save({"loader": state}, tmp_path / "run.pt")
-    code, output = run("rebase", tmp_path / "run.pt", "--from", old, "--to", new)
-    assert code == 0, output
+    output = done("rebase", tmp_path / "run.pt", "--from", old, "--to", new)
     assert "begins at sample 40 of the run" in output and f"{c}: new, starts at zero" in output
     assert f"{b}: goes" in output and f"{a}: goes on" in output
     rebased = torch.load(tmp_path / "run.rebased.pt", weights_only=True)
@@ -204,32 +176,29 @@ def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     loader = get_savable_loader(get_train_dataset(new, batch_size=4, worker_config=config, **arguments))
     loader.restore_state_rank(rebased)
     assert loader.save_state_rank() == rebased and rebased["position"] == 10
-    code, output = run("info", tmp_path / "run.rebased.pt")
-    assert code == 0 and "changed at sample 40; 1 data set went on" in output
-    code, output = run("rebase", tmp_path / "run.pt", "--from", new, "--to", old)
-    assert code == 1 and "belongs to another run" in output and "--from" in output
+    assert "changed at sample 40; 1 data set went on" in done("info", tmp_path / "run.rebased.pt")
+    output = refused("rebase", tmp_path / "run.pt", "--from", new, "--to", old)
+    assert "belongs to another run" in output and "--from" in output
     validation = state["identity"] | {"settings": state["identity"]["settings"] | {"kind": "val"}}
     (tmp_path / "val.json").write_text(json.dumps(state | {"identity": validation}))
-    code, output = run("rebase", tmp_path / "val.json", "--from", old, "--to", new)
-    assert code == 1 and "of validation" in output
+    assert "of validation" in refused("rebase", tmp_path / "val.json", "--from", old, "--to", new)
 
 
 def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = leaf_of(50, "a"), leaf_of(7, "b")
-    old, new = blend_file(tmp_path / "old.yaml", {a: 1, b: 1}), blend_file(tmp_path / "new.yaml", {a: 1})
+    old, new = blend_yaml(tmp_path / "old.yaml", [(a, 1), (b, 1)]), blend_yaml(tmp_path / "new.yaml", [(a, 1)])
     (tmp_path / "hooks.py").write_text(f"from {__name__} import Pairs\n")
     monkeypatch.chdir(tmp_path)
     loader = packed(old, 0, 1, lanes=2)
-    for _ in zip(range(3), loader, strict=False):
-        pass
+    take(loader, 3)
     torch.save(loader.save_state_rank(), "run.pt")
     arguments = ("rebase", "run.pt", "--from", old, "--to", new, "--task-encoder", "hooks:Pairs", "-o", "new.json")
-    code, output = run(*arguments[:-4], "-o", "new.json")
-    assert code == 1 and "give --task-encoder MODULE:CLASS" in output and "select_samples_to_pack" not in output
-    code, output = run(*arguments)
-    assert code == 1 and "up to" in output and "were not delivered yet" in output
-    code, output = run(*arguments, "--give-up")
-    assert code == 0 and "passed over: up to 8 samples" in output, output
+    output = refused(*arguments[:-4], "-o", "new.json")
+    assert "give --task-encoder MODULE:CLASS" in output and "select_samples_to_pack" not in output
+    output = refused(*arguments)
+    assert "up to" in output and "were not delivered yet" in output
+    output = done(*arguments, "--give-up")
+    assert "passed over: up to 8 samples" in output, output
     loader = packed(new, 0, 1, lanes=2)
     loader.restore_state_rank(json.loads(Path("new.json").read_text()))
     assert len(next(iter(loader))["__key__"]) == 4
@@ -245,9 +214,9 @@ def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkey
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / ".metadata").write_bytes(b"no pickle")
     for name in ("foreign", "damaged"):
-        code, output = run("info", tmp_path / name)
-        assert code == 1 and name in output and "Error" in output and "Traceback" not in output
+        output = refused("info", tmp_path / name)
+        assert name in output and "Error" in output and "Traceback" not in output
     state = planned_state(leaf_of(50), 3)
     monkeypatch.setattr(trainer, "read_state", lambda folder: {"loader": state, "config": {}})
-    code, output = run("info", tmp_path / "foreign")
-    assert code == 0 and "['loader']" in output and "3 micro-batches, 12 samples" in output
+    output = done("info", tmp_path / "foreign")
+    assert "['loader']" in output and "3 micro-batches, 12 samples" in output

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite.cli import init
-from energon_lite.cli.main import all_commands, main
-
-# Test folders are no packages; helpers are imported by their plain names.
+from energon_lite.cli.main import all_commands
+from tests.testing import output_of, refusal_of
 from tests.trainer.parallel.rank_processes import run_ranks
 
 ROOT = Path(__file__).parents[3]
@@ -46,9 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project, as the command writes it."""
     folder = tmp_path_factory.mktemp("init") / "first"
     with others_named("encoder"):
-        result = CliRunner().invoke(main, ["init", str(folder)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert "python train.py" in result.output
+        assert "python train.py" in output_of("init", folder)
     return folder
 
 
@@ -96,8 +92,7 @@ def test_the_commands_of_its_readme_run_again_and_change_nothing(
     assert before and before == {path: path.read_bytes() for path in copy.rglob("*.tar")}
     with others_named("encoder"):
         for command in commands[1:]:
-            result = CliRunner().invoke(main, shlex.split(command)[1:])
-            assert result.exit_code == 0, result.output
+            output_of(*shlex.split(command)[1:])
 
 
 @pytest.mark.slow
@@ -154,16 +149,14 @@ def test_its_commands_run_as_they_stand(project: Path) -> None:
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("mine")
-    result = CliRunner().invoke(main, ["init", str(tmp_path)])
-    assert result.exit_code == 1 and "has train.py already" in result.output
+    assert "has train.py already" in refusal_of("init", tmp_path)
     assert (tmp_path / "train.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_pillow_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(init, "find_spec", lambda name: None)
-    result = CliRunner().invoke(main, ["init", str(tmp_path / "new")])
-    assert result.exit_code == 1 and "energon-lite[image]" in result.output and not (tmp_path / "new").exists()
-    assert CliRunner().invoke(main, ["init", str(tmp_path / "new"), "--no-data"]).exit_code == 0
+    assert "energon-lite[image]" in refusal_of("init", tmp_path / "new") and not (tmp_path / "new").exists()
+    output_of("init", tmp_path / "new", "--no-data")
     assert sorted(one.name for one in (tmp_path / "new").iterdir()) == FILES
 
 

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
-from tests.testing import command
+from tests.testing import output_of, refusal_of
 
 JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
-
-
-def energon_lite(*arguments: object) -> tuple[int, str]:
-    return command(*arguments)
 
 
 @pytest.fixture
@@ -36,25 +32,22 @@ def write(room: Path, *seconds: dict[str, Any], joiner: Any = JOINER) -> None:
 
 
 def test_prepare_opens_each(blend: Path) -> None:
-    code, output = energon_lite("prepare", blend)
-    one, two = blend.parent / "one", blend.parent / "two"
-    assert code == 0 and f"{one} [train]: 6 samples" in output and f"{one} + {two} [train]: 6 samples" in output
+    output, one, two = output_of("prepare", blend), blend.parent / "one", blend.parent / "two"
+    assert f"{one} [train]: 6 samples" in output and f"{one} + {two} [train]: 6 samples" in output
     assert f"{one} + {two} [train]: 4 samples" in output and "3 data sets ready" in output
 
 
 def test_prepare_says_what_does_not_match(blend: Path) -> None:
     write(blend.parent, {"split_config": "part.yaml"})
-    code, output = energon_lite("prepare", blend)
-    assert code == 1 and "2 of 6 samples of" in output and "1 of 2 data sets cannot be read" in output
+    output = refusal_of("prepare", blend)
+    assert "2 of 6 samples of" in output and "1 of 2 data sets cannot be read" in output
 
 
 def test_info_names_all(blend: Path) -> None:
-    code, output = energon_lite("info", blend)
-    assert code == 0 and "one + two [train]" in output
-    code, output = energon_lite("info", blend, "--json")
-    joined = [one["joined"] for one in json.loads(output)["data_sets"]]
+    assert "one + two [train]" in output_of("info", blend)
+    joined = [one["joined"] for one in json.loads(output_of("info", blend, "--json"))["data_sets"]]
     both = [str(blend.parent / "one"), str(blend.parent / "two")]
-    assert code == 0 and joined == [None, both, both]
+    assert joined == [None, both, both]
 
 
 def test_preview_shows_joined_samples(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,36 +57,31 @@ def test_preview_shows_joined_samples(blend: Path, monkeypatch: pytest.MonkeyPat
     join = [{"path": "one"}, {"path": "two"}]
     joiner = {"__module__": "joiner_of_previews", "__function__": "pair"}
     blend.write_text(json.dumps({"splits": {"train": {"join": join, "joiner": joiner}}}))
-    done, output = energon_lite("preview", blend, "--start", 2, "--samples", 1, "--trust-code")
-    assert done == 0 and "2 beside 2" in output, output
-    done, output = energon_lite("preview", blend)
-    assert done == 1 and "trust" in output
+    assert "2 beside 2" in output_of("preview", blend, "--start", 2, "--samples", 1, "--trust-code")
+    assert "trust" in refusal_of("preview", blend)
 
 
 def test_measure_refuses_before_it_begins(blend: Path) -> None:
     arguments = ["--task-encoder", "energon_lite:DefaultTaskEncoder", "--length-field", "text", "--num-workers", 0]
-    code, output = energon_lite("measure", blend, *arguments)
-    assert code == 1 and "joined samples are not measured" in output and "measure each folder by itself" in output
+    output = refusal_of("measure", blend, *arguments)
+    assert "joined samples are not measured" in output and "measure each folder by itself" in output
     assert not list(blend.parent.glob("one/.nv-meta/*column*"))
 
 
-class TestLint:
-    def test_each_member_is_examined(self, blend: Path) -> None:
-        write_dataset(blend.parent / "two", {"shard-000.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
-        write(blend.parent, {"nonmatch": "none"})
-        code, output = energon_lite("lint", blend, "--json", "--no-progress", "--num-workers", 1)
-        found = json.loads(output)
-        assert code == 1 and [Path(one["path"]).name for one in found["data_sets"]].count("two") == 1
-        assert {(Path(one["dataset"]).name, one["key"]) for one in found["problems"] if not one["note"]} == {
-            ("two", "0")
-        }
+def test_lint_examines_each_member(blend: Path) -> None:
+    write_dataset(blend.parent / "two", {"shard-000.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
+    write(blend.parent, {"nonmatch": "none"})
+    found = json.loads(refusal_of("lint", blend, "--json", "--no-progress", "--num-workers", 1))
+    assert [Path(one["path"]).name for one in found["data_sets"]].count("two") == 1
+    assert {(Path(one["dataset"]).name, one["key"]) for one in found["problems"] if not one["note"]} == {("two", "0")}
 
-    def test_a_join_that_cannot_be_made_is_a_problem(self, blend: Path) -> None:
-        write(blend.parent, {"split_config": "part.yaml"})
-        code, output = energon_lite("lint", blend, "--no-progress", "--num-workers", 1)
-        assert code == 1 and "2 of 6 samples of" in output
 
-    def test_hooks_are_not_run_on_members(self, blend: Path) -> None:
-        encoder = "energon_lite:DefaultTaskEncoder"
-        code, output = energon_lite("lint", blend, "--no-progress", "--num-workers", 1, "--task-encoder", encoder)
-        assert code == 0 and "hooks are not run on joined samples" in output
+def test_lint_says_that_a_join_cannot_be_made(blend: Path) -> None:
+    write(blend.parent, {"split_config": "part.yaml"})
+    assert "2 of 6 samples of" in refusal_of("lint", blend, "--no-progress", "--num-workers", 1)
+
+
+def test_lint_runs_no_hooks_on_members(blend: Path) -> None:
+    encoder = "energon_lite:DefaultTaskEncoder"
+    output = output_of("lint", blend, "--no-progress", "--num-workers", 1, "--task-encoder", encoder)
+    assert "hooks are not run on joined samples" in output

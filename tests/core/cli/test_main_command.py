@@ -8,47 +8,34 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from energon_lite.cli.main import all_commands, main
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, list(arguments))
-    return result.exit_code, result.output
+from tests.testing import command, output_of
 
 
 @pytest.mark.parametrize("arguments", [("-h",), ("--help",), ()])
 def test_help_lists_all_commands(arguments: tuple[str, ...]) -> None:
-    code, output = run(*arguments)
-    assert code == 0
-    for name in all_commands():
-        assert f"\n  {name} " in output
+    output = output_of(*arguments)
+    assert all(f"\n  {name} " in output for name in all_commands())
 
 
 @pytest.mark.parametrize("option", ["-V", "--version"])
 def test_version(option: str) -> None:
-    code, output = run(option)
-    assert code == 0 and output.startswith("energon-lite ")
+    assert output_of(option).startswith("energon-lite ")
 
 
 def test_an_unknown_command() -> None:
-    code, output = run("perpare")
+    code, output = command("perpare")
     assert code == 2 and "did you mean 'prepare'?" in output
 
 
-def test_every_command_can_be_imported_and_explains_itself() -> None:
-    for name in all_commands():
-        code, output = run(name, "-h")
-        assert code == 0 and "Usage:" in output
-
-
-def test_one_spelling_for_one_thing() -> None:
+def test_every_command_explains_itself_with_one_spelling_for_one_thing() -> None:
     """Splits and what is done again are asked for by Energon's names, ``--split-parts`` and ``--force-overwrite``."""
     for name in all_commands():
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        commands = [command, *getattr(command, "commands", {}).values()]
+        assert "Usage:" in output_of(name, "-h")
+        made = main.get_command(click.Context(main), name)
+        assert made is not None
+        commands = [made, *getattr(made, "commands", {}).values()]
         options = {text for one in commands for option in one.params for text in option.opts}
         assert not options & {"--split", "--split-part", "--overwrite", "--again"}, name
 

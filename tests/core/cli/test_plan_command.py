@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import invoke
 
 
-def plan(*arguments: object) -> tuple[int, list[str], str]:
+def plan(*arguments: object, code: int = 0) -> tuple[list[str], str]:
+    """The lines that are printed, and the errors."""
     result = invoke("plan", *arguments)
-    return result.exit_code, result.stdout.splitlines(), result.stderr
+    assert result.exit_code == code, result.output
+    return result.stdout.splitlines(), result.stderr
 
 
 @pytest.fixture
@@ -31,8 +34,7 @@ def cells(lines: list[str]) -> dict[str, list[str]]:
 
 
 def test_strategies_side_by_side(lengths: Path) -> None:
-    code, lines, errors = plan(lengths, "--capacity", 1000)
-    assert code == 0
+    lines, errors = plan(lengths, "--capacity", 1000)
     assert lines[0] == (
         f"{lengths}: 1,000 samples, 50,500 tokens, mean 50.5, longest 100; 19.8 samples fill the capacity"
     )
@@ -43,40 +45,42 @@ def test_strategies_side_by_side(lengths: Path) -> None:
     assert table["concat_split"][:4] == ["51", "7", "0.9902", "1.0000"]
     assert float(table["best_fit"][2]) > 0.97 and float(table["sorted_window"][3]) > 0.97
     assert re.fullmatch(r"concat_split: \d+ samples split", errors.strip())
+    lines, _ = plan(lengths, "--capacity", 1000, "-s", "fixed", "-s", "bfd", "--json")
+    found = json.loads("\n".join(lines))
+    assert (found["samples"], found["tokens"]) == (1000, 50_500) and "fill" in found["plans"][0]
+    assert [one["strategy"] for one in found["plans"]] == ["fixed", "bfd"]
 
 
 def test_steps_depend_on_ranks_and_micro_batches(lengths: Path) -> None:
-    _, lines, _ = plan(lengths, "-c", 1000, "-s", "concat_split", "--ranks", 4, "--micro-batches-per-step", 3)
+    lines, _ = plan(lengths, "-c", 1000, "-s", "concat_split", "--ranks", 4, "--micro-batches-per-step", 3)
     assert cells(lines)["concat_split"][:2] == ["51", "5"]
 
 
 def test_a_strategy_with_keys_of_its_own(lengths: Path) -> None:
-    code, lines, errors = plan(lengths, "-c", 90, "-s", "best_fit:open_bins=2,max_age=10", "--oversize", "drop")
-    assert code == 0 and lines[3].startswith("best_fit:open_bins=2,max_age=10 ")
+    lines, errors = plan(lengths, "-c", 90, "-s", "best_fit:open_bins=2,max_age=10", "--oversize", "drop")
+    assert lines[3].startswith("best_fit:open_bins=2,max_age=10 ")
     assert errors.strip() == "best_fit:open_bins=2,max_age=10: 100 samples dropped, with 9,550 tokens"
     for policy, words in (
         ("truncate", "100 samples truncated, by 550 tokens"),
         ("split", "100 samples split"),
         ("own_batch", "100 samples in batches of their own, above the capacity"),
     ):
-        assert words in plan(lengths, "-c", 90, "-s", "best_fit", "--oversize", policy)[2]
+        assert words in plan(lengths, "-c", 90, "-s", "best_fit", "--oversize", policy)[1]
 
 
 def test_text_and_key_lengths(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("5\n9\n5\n9\n")
     (tmp_path / "keys.txt").write_text("1\n4\n1\n4\n")
     strategy = "length_difference:batch_size=2,max_difference=0,key=prompt"
-    code, lines, _ = plan(
-        tmp_path / "lengths.txt", "-c", 18, "-s", strategy, "--key-lengths", tmp_path / "keys.txt", "--ranks", 1
-    )
-    assert code == 0
+    keys = ("--key-lengths", tmp_path / "keys.txt")
+    lines, _ = plan(tmp_path / "lengths.txt", "-c", 18, "-s", strategy, *keys, "--ranks", 1)
     assert lines[3].split()[1:5] == ["2", "2", "0.7778", "1.0000"]
 
 
 def test_the_stored_order_can_be_kept(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.repeat([1, 10], 50))
-    stored = cells(plan(tmp_path / "lengths.npy", "-c", 10, "-s", "capacity", "--in-order")[1])
-    shuffled = cells(plan(tmp_path / "lengths.npy", "-c", 10, "-s", "capacity")[1])
+    stored = cells(plan(tmp_path / "lengths.npy", "-c", 10, "-s", "capacity", "--in-order")[0])
+    shuffled = cells(plan(tmp_path / "lengths.npy", "-c", 10, "-s", "capacity")[0])
     assert stored["capacity"][0] == "55" and int(shuffled["capacity"][0]) > 60
 
 
@@ -90,24 +94,15 @@ def test_a_data_set(write_dataset: Callable[..., Path], tmp_path: Path, monkeypa
         return np.arange(1, len(self) + 1)
 
     monkeypatch.setattr(WebdatasetSource, "column", column)
-    code, lines, _ = plan(tmp_path / "data", "-c", 7, "-s", "bfd", "--length-column", "tokens")
-    assert code == 0 and asked == ["tokens"]
+    lines, _ = plan(tmp_path / "data", "-c", 7, "-s", "bfd", "--length-column", "tokens")
+    assert asked == ["tokens"]
     assert lines[0].startswith(f"{tmp_path / 'data'}: 6 samples, 21 tokens")
     assert cells(lines)["bfd"][0] == "3"
 
 
 def test_a_data_set_without_lengths(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
-    code, _, errors = plan(tmp_path / "data", "-c", 7)
-    assert code == 1 and "length" in errors and "Traceback" not in errors
-
-
-def test_a_picture(lengths: Path, tmp_path: Path) -> None:
-    code, lines, _ = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.png")
-    assert code == 0 and lines[-1] == f"The picture is in {tmp_path / 'plan.png'}."
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    code, _, errors = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.xyz")
-    assert code == 1 and "the picture cannot be written" in errors
+    assert "length" in plan(tmp_path / "data", "-c", 7, code=1)[1]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +118,7 @@ def test_a_picture(lengths: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(lengths: Path, arguments: list[str], words: str) -> None:
-    code, _, errors = plan(lengths, "-c", 1000, *arguments)
-    assert code == 1 and words in errors
+    assert words in plan(lengths, "-c", 1000, *arguments, code=1)[1]
 
 
 def test_files_that_are_no_lengths(tmp_path: Path) -> None:
@@ -135,10 +129,9 @@ def test_files_that_are_no_lengths(tmp_path: Path) -> None:
         ("empty.txt", "", "there are no lengths"),
     ):
         (tmp_path / name).write_text(content)
-        code, _, errors = plan(tmp_path / name, "-c", 10)
-        assert code == 1 and words in errors, name
+        assert words in plan(tmp_path / name, "-c", 10, code=1)[1], name
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    assert "this is not a list of lengths" in plan(tmp_path / "objects.npy", "-c", 10)[2]
+    assert "this is not a list of lengths" in plan(tmp_path / "objects.npy", "-c", 10, code=1)[1]
 
 
 def test_lengths_in_a_file_need_no_torch(lengths: Path) -> None:
@@ -151,11 +144,14 @@ def test_lengths_in_a_file_need_no_torch(lengths: Path) -> None:
     assert done.stdout.strip().endswith("False")
 
 
-def test_plans_that_are_alike_do_not_hide_each_other(lengths: Path, tmp_path: Path) -> None:
+def test_a_picture_in_which_plans_that_are_alike_do_not_hide_each_other(lengths: Path, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     path = tmp_path / "plan.png"
-    assert plan(lengths, "-c", 1000, "--plot", path, "-s", "best_fit", "-s", "best_fit:open_bins=32")[0] == 0
+    lines, _ = plan(lengths, "-c", 1000, "--plot", path, "-s", "best_fit", "-s", "best_fit:open_bins=32")
+    assert lines[-1] == f"The picture is in {path}."
     pixels = (imread(path)[:, :, :3] * 255).round()
     first, second = (int((pixels == color).all(axis=2).sum()) for color in ((31, 119, 180), (255, 127, 14)))
     assert first > 500 and 0.8 < first / second < 1.25
+    _, errors = plan(lengths, "-c", 1000, "--plot", tmp_path / "plan.xyz", code=1)
+    assert "the picture cannot be written" in errors

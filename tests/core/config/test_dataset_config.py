@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from energon_lite.config.class_names import TYPED_DATASETS
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.errors import ConfigError
-from energon_lite.samples import SAMPLE_TYPES, edataclass
+from energon_lite.samples import SAMPLE_TYPES, Sample, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample
 from tests.testing import told_of
 
@@ -105,76 +104,17 @@ def test_worker_options_of_energon_are_ignored_with_a_note(
     ]
 
 
-def test_sample_loader_of_a_trusted_document(write: Callable[..., Path]) -> None:
-    text = "sample_type: TextSample\nsample_loader: sample_loader.py:sample_loader\npart_filter: sample_loader.py\n"
-    config = load_dataset_config(write(text), trust_code=True)
-    assert config.sample_loader == "sample_loader.py:sample_loader"
-    assert config.part_filter == "sample_loader.py"
-    assert config.field_map is None
+@edataclass
+class PairSample(Sample):
+    """Named by wrong/trusted.yaml, too."""
+
+    left: str
+    right: str = ""
 
 
-def test_sample_loader_whose_file_is_missing(write: Callable[..., Path]) -> None:
-    path = write("sample_type: TextSample\nsample_loader: sampel_loader.py:f\npart_filter: [txt]\n")
-    with pytest.raises(ConfigError, match="code that 'sample_loader' names is not there") as caught:
-        load_dataset_config(path, trust_code=True)
-    assert caught.value.line == 2
-    assert "sample_loader.py" in str(caught.value.fix)
-
-
-def test_sample_loader_needs_a_part_filter(write: Callable[..., Path]) -> None:
-    path = write("sample_type: TextSample\nsample_loader: sample_loader.py\n")
-    with pytest.raises(ConfigError, match="without 'part_filter'") as caught:
-        load_dataset_config(path, trust_code=True)
-    assert caught.value.line == 2
-
-
-@pytest.fixture
-def own_module(room: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's with a sample type, that leaves a trace when it is imported."""
-    (room / "own_samples_for_test.py").write_text(
-        "from energon_lite.samples import Sample, edataclass\n"
-        "@edataclass\nclass PairSample(Sample):\n    left: str\n    right: str = ''\n"
-        "class Other: pass\n"
-    )
-    monkeypatch.syspath_prepend(room)
-    monkeypatch.delitem(sys.modules, "own_samples_for_test", raising=False)
-    return "own_samples_for_test"
-
-
-def own(module: str, name: str, field_map: str = "{left: txt}") -> str:
-    return f"sample_type: {{__module__: {module}, __class__: {name}}}\nfield_map: {field_map}\n"
-
-
-def test_a_sample_type_of_ones_own_needs_trust(own_module: str, write: Callable[..., Path]) -> None:
-    path = write(own(own_module, "PairSample"))
-    with pytest.raises(ConfigError, match="would have to be imported"):
-        load_dataset_config(path)
-    assert own_module not in sys.modules
-    config = load_dataset_config(path, trust_code=True)
-    assert isinstance(config.sample_type, type)
-    assert config.sample_type.__name__ == "PairSample"
-
-
-@pytest.mark.parametrize(
-    ("name", "field_map", "message"),
-    [
-        ("PairSampel", "{left: txt}", "cannot import 'PairSampel'"),
-        ("Other", "{left: txt}", "is not a sample type"),
-        ("PairSample", "{right: txt}", "leaves out the field 'left' of PairSample"),
-        ("PairSample", "{lefd: txt}", "PairSample has no field 'lefd'"),
-    ],
-)
-def test_a_sample_type_of_ones_own_is_checked_as_well(
-    name: str, field_map: str, message: str, own_module: str, write: Callable[..., Path]
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_dataset_config(write(own(own_module, name, field_map)), trust_code=True)
-    assert caught.value.line in (1, 2) and caught.value.fix
-
-
-def test_a_module_that_is_not_there(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="cannot import 'X' from 'no_such_module_at_all'"):
-        load_dataset_config(write(own("no_such_module_at_all", "X")), trust_code=True)
+def test_a_sample_type_of_ones_own(write: Callable[..., Path]) -> None:
+    text = f"sample_type: {{__module__: {__name__}, __class__: PairSample}}\nfield_map: {{left: txt}}\n"
+    assert load_dataset_config(write(text), trust_code=True).sample_type is PairSample
 
 
 def test_missing_config_of_another_name_names_the_nearest(write: Callable[..., Path]) -> None:
@@ -207,18 +147,3 @@ def test_splits_of_its_own(write: Callable[..., Path]) -> None:
     assert load_dataset_config(path).sample_type == "CaptioningSample"
     assert load_own_splits(write(WRITTEN_BY_ENERGON + "split_part: null\n")) == (None, None)
     assert load_own_splits(path.parent / "none.yaml") == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("split_config: ../split.yaml", "outside of the data set's .nv-meta folder"),
-        ("split_config: [a]", "expected the name of a file in .nv-meta"),
-        ("split_part: 7", "expected the name of a split"),
-    ],
-)
-def test_wrong_splits(write: Callable[..., Path], line: str, message: str) -> None:
-    path = write(f"{WRITTEN_BY_ENERGON}{line}\n")
-    for load in (load_own_splits, load_dataset_config):
-        with pytest.raises(ConfigError, match=message):
-            load(path)

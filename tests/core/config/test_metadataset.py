@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import LeafSpec, Step, Subset
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
@@ -256,14 +260,6 @@ def test_what_is_no_document(name: str, message: str, room: Path) -> None:
 # ------------------------------------------------------------------------------------------ mistakes in nested ones
 
 
-def test_a_mistake_in_a_nested_document_names_that_document(write: Callable[..., Path]) -> None:
-    inner = write("splits:\n  train:\n    path: digts\n", "in.yaml")
-    outer = write("splits: {train: {path: in.yaml}}\n")
-    with pytest.raises(ConfigError, match="does not exist") as caught:
-        load_metadataset(outer, split_part="train")
-    assert (caught.value.file, caught.value.line, caught.value.column) == (str(inner), 3, 11)
-
-
 def test_a_split_that_a_nested_document_lacks_names_both(write: Callable[..., Path]) -> None:
     inner = write("splits:\n  test: {path: digits}\n", "in.yaml")
     outer = write("splits:\n  train:\n    path: in.yaml\n    split_part: tset\n")
@@ -298,3 +294,87 @@ def test_a_thousand_leaves_load_quickly(write: Callable[..., Path], room: Path) 
     assert len(leaves) == 1000
     assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0)
     assert seconds < 1.0
+
+
+# ----------------------------------------------------------------------------------------------- behind URLs, at random
+
+
+def behind_a_url(aux: dict[str, str]) -> LeafSpec:
+    text = json.dumps({"splits": {"train": {"path": "./digits", "aux": aux}}})
+    (leaf,) = load_metadataset("s3://store/blends/a.yaml", split_part="train", read_url=lambda _: text.encode())
+    return leaf
+
+
+def test_aux_of_a_document_behind_a_url(tmp_path: Path) -> None:
+    aux = {
+        "a": "./text", "b": "filesystem://../notes", "c": "filesystem+s3://other/notes", "d": f"filesystem+file://{tmp_path}"
+    }  # fmt: skip
+    leaf = behind_a_url(aux)
+    assert leaf.path == "s3://store/blends/digits"
+    assert {name: (one.kind, one.path) for name, one in leaf.aux.items()} == {
+        "a": ("dataset", "s3://store/blends/text"),
+        "b": ("filesystem", "s3://store/notes"),
+        "c": ("filesystem", "s3://other/notes"),
+        "d": ("filesystem", str(tmp_path)),
+    }
+    for wrong, words in (
+        ("filesystem:///etc", "absolute path in a document behind"),
+        ("../../../a", "out of the store"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            behind_a_url({"a": wrong})
+
+
+def trees(numbers: st.SearchStrategy[Any], leaves: int) -> st.SearchStrategy[Any]:
+    """A leaf is an int (its number does not matter), a blend a list of (number, what is below)."""
+    return st.recursive(
+        st.just(0), lambda below: st.lists(st.tuples(numbers, below), min_size=1, max_size=4), max_leaves=leaves
+    ).filter(lambda tree: isinstance(tree, list))
+
+
+def write_tree(
+    tree: Any, folder: Path, key: str, expected: list[tuple[str, Fraction]], product: Fraction, name: str
+) -> str:
+    """Writes the documents of a tree; returns the path for the reference to it; collects the leaves in order.
+
+    Weights multiply as shares, repetitions as decimal numbers.
+    """
+    if not isinstance(tree, list):
+        path = folder / f"leaf{len(expected)}"
+        path.mkdir()
+        expected.append((str(path), product))
+        return path.name
+    total = sum(Fraction(weight) for weight, _ in tree)
+    entries = []
+    for i, (number, below) in enumerate(tree):
+        factor = Fraction(number) / total if key == "weight" else Fraction(str(number))
+        entries.append({"path": write_tree(below, folder, key, expected, product * factor, f"{name}{i}"), key: number})
+    kind = "blend" if key == "weight" else "blend_epochized"
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {kind: entries}}}))
+    return f"{name}.yaml"
+
+
+@given(trees(st.integers(1, 1000) | st.floats(1e-3, 1e3), 20))
+def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
+    with TemporaryDirectory() as folder:
+        expected: list[tuple[str, Fraction]] = []
+        top = write_tree(tree, Path(folder), "weight", expected, Fraction(1), "top")
+        leaves = load_metadataset(Path(folder, top), split_part="train")
+        document = yaml.safe_load(Path(folder, top).read_text())
+        for entry in document["splits"]["train"]["blend"]:
+            entry["path"] = Path(folder, entry["path"])
+        given_as_dict = load_metadataset(document, split_part="train")
+    assert [leaf.path for leaf in leaves] == [path for path, _ in expected]
+    assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0, rel=1e-12)
+    for leaf, (_, share) in zip(leaves, expected, strict=True):
+        assert leaf.weight == pytest.approx(float(share), rel=1e-12)
+    assert [(leaf.path, leaf.weight) for leaf in given_as_dict] == [(leaf.path, leaf.weight) for leaf in leaves]
+
+
+@given(trees(st.integers(1, 9) | st.integers(1, 99).map(lambda n: n / 10), 12))
+def test_repetitions_multiply_along_the_path(tree: Any) -> None:
+    with TemporaryDirectory() as folder:
+        expected: list[tuple[str, Fraction]] = []
+        top = write_tree(tree, Path(folder), "repetitions", expected, Fraction(1), "top")
+        leaves = load_metadataset(Path(folder, top), split_part="train")
+    assert [leaf.repetitions for leaf in leaves] == [float(product) for _, product in expected]

@@ -1,13 +1,22 @@
+"""What is chosen of a data set: ``split.yaml``, and subsets."""
+
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite.config.dataset import SplitConfig, load_split_config, split_exclusion
+from energon_lite.config.leaf_spec import Subset, read_subset
+from energon_lite.documents import from_plain
 from energon_lite.errors import ConfigError
 from tests.testing import told_of
 
@@ -102,3 +111,106 @@ def test_split_json_stands_in(room: Path) -> None:
     config = load_split_config(meta / "split.yaml")
     assert config.shards("train") == ("é0.tar", "é1.tar")
     assert config.origin == str(meta / "split.json")
+
+
+# -- subsets
+
+
+def read(start: Any, stop: Any) -> Subset:
+    return read_subset(from_plain({"range": [start, stop]}, "x"))
+
+
+@pytest.mark.parametrize(
+    ("range_", "samples", "expected"),
+    [
+        (("0%", "100%"), 7, (0, 7)),
+        (("0%", "80%"), 10, (0, 8)),
+        (("25%", "75%"), 10, (2, 7)),
+        (("12.5 %", " 1e2%"), 16, (2, 16)),
+        (("29%", "30%"), 100, (28, 30)),  # 100 * 0.29 is a hair below 29, and Energon rounds down
+        (("0%", "1%"), 99, (0, 0)),
+        ((3, 5), 10, (3, 5)),
+        ((3, "end"), 10, (3, 10)),
+        ((0, 10), 10, (0, 10)),
+        ((9, " end "), 9, (9, 9)),
+    ],
+)
+def test_bounds(range_: tuple[Any, Any], samples: int, expected: tuple[int, int]) -> None:
+    assert read(*range_).bounds(samples) == expected
+
+
+@pytest.mark.parametrize(("range_", "samples"), [((3, 11), 10), ((11, "end"), 10), ((0, 1), 0)])
+def test_numbers_beyond_the_end(range_: tuple[Any, Any], samples: int) -> None:
+    with pytest.raises(ConfigError, match="beyond the end of the data set") as caught:
+        read(*range_).bounds(samples)
+    assert str(range_[1]) in (caught.value.found or "") and f"up to {samples}" in (caught.value.expected or "")
+    assert "x" in str(caught.value)
+
+
+def test_an_outer_range_is_a_part_of_the_inner_one() -> None:
+    inner, outer = read("25%", "75%"), read("50%", "100%")
+    assert outer.of(inner) == Subset(Fraction(1, 2), Fraction(3, 4))
+    assert outer.of(None) == outer
+    assert outer.of(read(100, 300)).bounds(1000) == (200, 300)  # numbers first, then percentages
+
+
+@pytest.mark.parametrize(
+    ("subset", "text"),
+    [
+        (read("25%", "33.3%"), "25% to 33.3%"),
+        (read(5, "end"), "samples 5:end"),
+        (read("0%", "50%").of(read(5, 9)), "0% to 50% of samples 5:9"),
+    ],
+)
+def test_text(subset: Subset, text: str) -> None:
+    assert str(subset) == text
+
+
+cuts = st.lists(st.integers(0, 10_000).map(lambda n: n / 100), min_size=0, max_size=4).map(
+    lambda inner: sorted({0.0, 100.0, *inner})
+)
+
+
+@given(st.integers(0, 10**6), st.lists(cuts, min_size=1, max_size=3))
+def test_ranges_that_meet_partition_a_data_set_at_every_depth(samples: int, levels: list[list[float]]) -> None:
+    parts: list[Subset | None] = [None]
+    for level in levels:  # from the inside out
+        ranges = [read(f"{a}%", f"{b}%") for a, b in pairwise(level)]
+        parts = [outer.of(inner) for inner in parts for outer in ranges]
+    bounds = [part.bounds(samples) for part in parts if part is not None]
+    assert bounds[0][0] == 0 and bounds[-1][1] == samples
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
+    assert all(start <= stop for start, stop in bounds)
+
+
+percentages = st.one_of(st.integers(0, 100), st.integers(0, 1000).map(lambda n: n / 10), st.floats(0, 100)).map(
+    lambda value: f"{value}%"
+)
+pairs = st.tuples(percentages, percentages).filter(lambda pair: float(pair[0][:-1]) < float(pair[1][:-1]))
+
+
+@given(st.integers(0, 10**7), pairs)
+def test_one_range_cuts_where_energon_cuts(samples: int, pair: tuple[str, str]) -> None:
+    from megatron.energon.metadataset.metadataset_v2 import Subset as EnergonSubset
+
+    theirs = EnergonSubset(range=pair).as_dataset_subset().compute_subset(samples)
+    assert read(*pair).bounds(samples) == theirs
+
+
+@given(st.integers(0, 10**7), pairs, pairs, st.none() | st.tuples(st.integers(0, 50), st.integers(51, 99)))
+def test_a_range_of_a_range_is_energons_within_one_sample(
+    samples: int, inner: tuple[str, str], outer: tuple[str, str], numbers: tuple[int, int] | None
+) -> None:
+    from megatron.energon.metadataset.metadataset_v2 import Subset as EnergonSubset
+
+    samples = max(samples, 99)
+    theirs = EnergonSubset(range=inner).merge(EnergonSubset(range=outer).as_dataset_subset())
+    ours = read(*outer).of(read(*inner))
+    if numbers is not None:
+        theirs = EnergonSubset(range=numbers).merge(theirs)
+        ours = ours.of(read(*numbers))
+    try:
+        expected = theirs.compute_subset(samples)
+    except AssertionError:  # their cuts crossed, by rounding
+        expected = ours.bounds(samples)
+    assert all(abs(a - b) <= 1 for a, b in zip(ours.bounds(samples), expected, strict=True))

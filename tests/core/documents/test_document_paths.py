@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import re
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
+from braceexpand import braceexpand
+from hypothesis import given
+from hypothesis import strategies as st
 
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import MAX_NAMES, _count_names, expand_braces, is_url, local_path, missing_file_fix
 from energon_lite.errors import UsageError
 
 
@@ -18,27 +23,23 @@ def test_urls() -> None:
         assert local_path("rclone://store/x") == "msc://store/x"
 
 
-def test_the_nearest_name_beside_it(room: Path) -> None:
-    assert missing_file_fix(str(room / "digit"), "x") == f"did you mean {str(room / 'digits')!r}?"
-
-
-def test_the_nearest_name_on_the_way(room: Path) -> None:
-    assert missing_file_fix(str(room / "sbu" / "photos"), "x") == f"did you mean {str(room / 'sub')!r}?"
-
-
-def test_otherwise_what_is_there(room: Path) -> None:
-    folder = room / "sub"
-    assert missing_file_fix(str(folder / "zzz"), "look") == f"look; the folder {str(folder)!r} holds: photos"
+@pytest.mark.parametrize(
+    ("missing", "fix"),
+    [
+        ("digit", "did you mean '{}/digits'?"),
+        ("sbu/photos", "did you mean '{}/sub'?"),
+        ("sub/zzz", "look; the folder '{}/sub' holds: photos"),
+        ("prose/zzz/y", "look"),
+    ],
+)
+def test_what_to_do_about_a_missing_file(missing: str, fix: str, room: Path) -> None:
+    assert missing_file_fix(str(room / missing), "look") == fix.format(room)
 
 
 def test_hidden_names_and_long_lists_are_left_out(tmp_path: Path) -> None:
     for name in ("a1", "a2", "a3", "a4", "a5", "a6", ".hidden"):
         (tmp_path / name).mkdir()
     assert missing_file_fix(str(tmp_path / "zzz"), "look").endswith("holds: a1, a2, a3, a4, a5, ...")
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    assert missing_file_fix(str(tmp_path / "zzz" / "y"), "look") == "look"
 
 
 def test_cached_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +54,29 @@ def test_cached_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVDATASET_CACHE_DIR")
     with pytest.raises(UsageError, match="NVDATASET_CACHE_DIR is not set"):
         local_path("dss://coco@1.2")
+
+
+PIECES = (*"{},afZ7\\/", *("..", "12", "003", "-2", "{0..3}", "{a..c}", "{x,y}", "{5..1..2}"))
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_the_names_are_those_of_bash_and_their_number_is_known_before(pattern: str) -> None:
+    plain = re.sub(r"\\.", "__", pattern)
+    try:
+        expected = list(islice(braceexpand(pattern), MAX_NAMES + 1))
+    except ValueError:
+        expected = []
+    if not expected or min(accumulate((char == "{") - (char == "}") for char in plain or "x")) < 0:
+        with pytest.raises(ValueError, match="do not match"):
+            expand_braces(pattern)
+        return
+    if len(expected) > MAX_NAMES:
+        with pytest.raises(ValueError, match="which are too many"):
+            expand_braces(pattern)
+        return
+    assert expand_braces(pattern) == expected
+    if "\\" not in pattern:
+        assert _count_names(pattern) == len(expected)
+    if len(expected) > 1:
+        with pytest.raises(ValueError, match="stand for"):
+            expand_braces(pattern, 1)

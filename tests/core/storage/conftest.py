@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from energon_lite.storage.prepare import prepare_dataset
+
 MakeTar = Callable[..., Path]
 
 
@@ -37,3 +39,10 @@ def ten(tmp_path: Path, make_tar: MakeTar) -> Path:
             members += [(f"{number}.txt", f"text {number}".encode()), (f"{number}.cls", str(number).encode())]
         make_tar(f"ten/{shard}", members)
     return tmp_path / "ten"
+
+
+@pytest.fixture
+def data(ten: Path) -> Path:
+    """The same, prepared."""
+    prepare_dataset(ten, split_ratio="1,0,0", sqlite=False)
+    return ten

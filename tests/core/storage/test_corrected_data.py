@@ -1,29 +1,35 @@
-"""Data that were corrected, at equal size and with an equal beginning: what is read next are the new ones.
+"""Data that changed. Those that were corrected, at equal size and with an equal beginning: what is read next are the
+new ones. Bytes that changed although a checksum says otherwise: they are found when they are read, and named.
 
-All tars here have times of 0 in their headers, as those of ``tarfile`` have, and are padded to 10 KiB: neither their
-sizes nor their first blocks tell them apart.
+All corrected tars here have times of 0 in their headers, as those of ``tarfile`` have, and are padded to 10 KiB:
+neither their sizes nor their first blocks tell them apart.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
+import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon_lite import ReadAhead, Reading, get_savable_loader, get_val_dataset
+from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
+from energon_lite.extras.remote import range_cache
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
-from tests.fork_server import run_program
 from tests.tables_by_hand import write_mds, write_megatron
-from tests.testing import ALONE, write_tar
+from tests.testing import ALONE, alone, examples, output_of, text_dataset, write_tar
 
 
 def make(path: Path, word: str) -> None:
@@ -35,7 +41,7 @@ def make(path: Path, word: str) -> None:
 
 def prepare(path: Path) -> None:
     as_text = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
-    prepare_dataset(path, split_ratio="0,1,0", **as_text, force_overwrite=True)
+    prepare_dataset(path, split_ratio="0,1,0", **as_text, sqlite=False, force_overwrite=True)
 
 
 def in_place(path: Path, word: str) -> None:
@@ -96,29 +102,8 @@ def test_one_process_reads_what_is_there_now(
             prepare(path)
         for read_ahead in read_aheads(tmp_path):
             assert texts(path, read_ahead) == {"first", word}, read_ahead
-
-
-def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
-    program = """if True:
-        import sys
-        from tests.core.storage.test_corrected_data import Path, ReadAhead, texts
-        print(sorted(texts(Path(sys.argv[1]), ReadAhead(folder=sys.argv[2]))))
-    """
-
-    def said() -> str:
-        arguments = ["-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
-        paths = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        done = run_program(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
-        assert not done.returncode, done.stderr
-        return done.stdout.strip()
-
-    make(tmp_path / "data", "wrong")
-    prepare(tmp_path / "data")
-    assert said() == "['first', 'wrong']"
-    by_rename(tmp_path / "data", "right")
-    prepare(tmp_path / "data")
-    assert said() == "['first', 'right']"
+        range_cache._shared.clear()  # as in another process
+        assert texts(path, read_aheads(tmp_path)[-1]) == {"first", word}
 
 
 def test_an_unchanged_shard_is_fetched_once(tmp_path: Path) -> None:
@@ -227,3 +212,116 @@ def test_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gzipped = partial(gzip.compress, compresslevel=0, mtime=0)
         replaced(tmp_path / "packed", lambda to: write_mds(to, stored, rows, gzipped, "gz"))  # noqa: B023
         assert last_of(str(tmp_path / "packed"), "text") == word * 60
+
+
+# -- checksums
+
+
+def measure_checksums(path: Path) -> str:
+    return output_of("measure", path, "--checksums", "--num-workers", "0")
+
+
+class Patient(TaskEncoder):
+    failure_tolerance = 0
+
+
+class OneByOne(Patient):
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+def read(path: Path, encoder: TaskEncoder, workers: int = 0, **reading: Any) -> tuple[dict[str, str], int, str]:
+    """All texts by key, how many samples failed, and what was said of them."""
+    dataset = get_val_dataset(
+        path, batch_size=4, worker_config=alone(workers), task_encoder=encoder, reading=Reading(**reading)
+    )
+    with get_savable_loader(dataset) as loader:
+        found = {key: text for batch in loader for key, text in zip(batch.__key__, batch.text, strict=True)}
+        return found, loader.stats()["failed"], str(loader.stats())
+
+
+def damage(path: Path, samples: set[int]) -> None:
+    """Put zeros over the texts of some samples, in place."""
+    index = PackedIndex.open(str(path / ".nv-meta" / "energon_lite.idx"))
+    for sample in samples:
+        row = int(index.shards[:, 3].searchsorted(sample, "right")) - 1
+        offset, size, _ = index.key_and_part_rows(sample)[1]
+        with (path / index.shard_names[row]).open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(size))
+
+
+def write(path: Path, count: int = 40) -> Path:
+    """Texts ``t0``, ``t1``, ... in three shards, all for validation."""
+    text_dataset(path, count, shards=3, prefix="t")
+    prepare(path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "d")
+
+
+@given(st.sets(st.integers(0, 39), max_size=6))
+@settings(max_examples=examples(12))
+def test_damaged_samples_fail_and_all_others_are_right(
+    tmp_path_factory: pytest.TempPathFactory, lost: set[int]
+) -> None:
+    path = write(tmp_path_factory.mktemp("d") / "d")
+    assert "40 parts have a checksum" in measure_checksums(path)
+    damage(path, lost)
+    for encoder, read_ahead in product((Patient(), OneByOne()), (None, ReadAhead())):
+        found, failed, said = read(path, encoder, read_ahead=read_ahead)
+        assert found == {f"t{n}": f"t{n}" for n in range(40) if n not in lost} and failed == len(lost)
+        assert ("not those that were measured" in said) == bool(lost)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_zeros_in_a_shard_become_no_text_of_a_run(workers: int, data: Path) -> None:
+    measure_checksums(data)
+    windows = {"batch_size": 5, "shuffle_buffer_size": 10, "max_samples_per_sequence": 5}
+    config = alone(workers)
+    dataset = get_train_dataset(data, split_part="val", worker_config=config, task_encoder=Patient(), **windows)
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        next(batches)
+        damage(data, {3, 17, 31})
+        texts = {text for _ in range(40) for text in next(batches).text}
+        assert loader.stats()["failed"]
+    assert texts <= {f"t{n}" for n in range(40)}
+
+
+def test_checksums_that_are_older_than_the_data_are_refused_until_they_are_made_again(data: Path) -> None:
+    """And a store of files verifies its parts."""
+    output_of("prepare", data, "--tar-index-only", "--checksums", "--num-workers", "1")
+    assert len(read(data, Patient())[0]) == 40
+    write(data, 44)
+    with pytest.raises(DataIndexError, match="'checksums' is older than the data set") as caught:
+        read(data, Patient())
+    output_of(*shlex.split(str(caught.value.fix).rpartition(": energon-lite ")[2]))
+    assert len(read(data, Patient())[0]) == 44
+    damage(data, {7})
+    assert WebdatasetFileStore(data)["t8.txt"][0] == b"t8"
+    with pytest.raises(DatasetError, match=r"part 'txt'[\s\S]*shard-000\.tar, t7") as failed:
+        WebdatasetFileStore(data)["t7.txt"]
+    assert "checksum" in str(failed.value)
+    command = str(failed.value.fix).partition("`energon-lite ")[2].rstrip("`")
+    output_of(*shlex.split(command))  # it is right as it is, the user says
+    assert WebdatasetFileStore(data)["t7.txt"][0] == bytes(2)
+    os.unlink(data / ".nv-meta" / "energon_lite.columns" / "checksums.ragged")
+    assert read(data, Patient())[1] == 0  # nothing is promised without
+
+
+def test_checksums_of_a_jsonl_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "t{n}"}}\n' for n in range(99)))
+    measure_checksums(path)
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(path.read_bytes()[1000:1100].replace(b"t", b"X"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with get_savable_loader(get_val_dataset(path, batch_size=4, worker_config=ALONE)) as loader:
+        texts = [text for batch in loader for text in batch["json"]["text"]]
+        assert loader.stats()["failed"] > 3 and len(texts) > 80 and not any("X" in text for text in texts)

@@ -24,16 +24,17 @@ from energon_lite.storage.samples.image_decoding import FORMATS, IMAGE_EXTENSION
 PIXELS = np.array([[[0, 51, 255], [1, 2, 3]]], dtype=np.uint8)  # one row of two pixels
 
 
-def png(pixels: Any = PIXELS) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return buffer.getvalue()
-
-
 def saved(function: Any, *values: Any, **named: Any) -> bytes:
     buffer = io.BytesIO()
     function(buffer, *values, **named)
     return buffer.getvalue()
+
+
+def picture(pixels: Any = PIXELS, kind: str = "png") -> bytes:
+    return saved(Image.fromarray(pixels).save, kind)
+
+
+BLACK = np.zeros((30, 30, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,9 @@ def test_by_extension(part: str, data: bytes, expected: object) -> None:
     assert SampleDecoder().decode(part, data) == expected
 
 
-def test_arrays() -> None:
+def test_several_arrays() -> None:
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
-    decoder = SampleDecoder()
-    np.testing.assert_array_equal(decoder.decode("npy", saved(np.save, array)), array)
-    decoded = decoder.decode("npz", saved(np.savez, a=array, b=array[0]))
+    decoded = SampleDecoder().decode("npz", saved(np.savez, a=array, b=array[0]))
     assert decoded.keys() == {"a", "b"} and decoded["b"].tolist() == [0, 1, 2]
 
 
@@ -77,9 +76,9 @@ def test_most_headers_of_arrays_are_not_parsed_as_source(
 ) -> None:
     """Which takes longer than all the rest."""
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    np.save(file := io.BytesIO(), array)
+    data = saved(np.save, array)
     monkeypatch.setattr(np.lib.format, "read_magic", None)
-    assert np.array_equal(part_decoder._decode_array(file.getvalue()), array)
+    assert np.array_equal(part_decoder._decode_array(data), array)
 
 
 @given(
@@ -91,9 +90,8 @@ def test_most_headers_of_arrays_are_not_parsed_as_source(
     version=st.sampled_from([None, (2, 0)]),
 )
 def test_arrays_of_all_kinds_as_numpy_reads_them(array: Any, fortran: bool, version: Any) -> None:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.asfortranarray(array) if fortran and array.ndim else array, version=version)
-    decoded = SampleDecoder().decode("npy", stream.getvalue())
+    ordered = np.asfortranarray(array) if fortran and array.ndim else array
+    decoded = SampleDecoder().decode("npy", saved(np.lib.format.write_array, ordered, version=version))
     assert decoded.dtype == array.dtype and decoded.shape == array.shape and decoded.flags.writeable
     np.testing.assert_array_equal(decoded, array)
 
@@ -115,40 +113,39 @@ def test_the_jpeg_decoder_does_not_change_a_pixel(
     rng = np.random.default_rng(0)
     for progressive, quality in ((False, 30), (True, 80), (False, 97)):
         noise = rng.integers(0, 255, (size[1], size[0], 4), dtype=np.uint8)
-        image, stream = Image.fromarray(noise, "CMYK").convert(mode), io.BytesIO()
-        image.save(stream, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
+        image = Image.fromarray(noise, "CMYK").convert(mode)
+        data = saved(image.save, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
         for form in ("rgb8", "torchrgb", "torchrgb8", "l8", "rgba8"):
             decoder = SampleDecoder(image_decode=form)
-            quick = decoder.decode("jpg", stream.getvalue())
+            quick = decoder.decode("jpg", data)
             with monkeypatch.context() as patch:
                 patch.setitem(sys.modules, "simplejpeg", None)
-                slow = decoder.decode("jpg", stream.getvalue())
+                slow = decoder.decode("jpg", data)
             assert quick.dtype == slow.dtype
             np.testing.assert_array_equal(quick, slow)
 
 
 def test_a_damaged_jpeg_is_the_same_error_with_any_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.BytesIO()
-    Image.fromarray(np.zeros((30, 30, 3), dtype=np.uint8)).save(stream, "JPEG")
-    for cut in (3, 100, 300, len(stream.getvalue()) - 40):
+    data = picture(BLACK, "JPEG")
+    for cut in (3, 100, 300, len(data) - 40):
         with pytest.raises(DecodeError) as quick:
-            SampleDecoder().decode("jpg", stream.getvalue()[:cut])
+            SampleDecoder().decode("jpg", data[:cut])
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "simplejpeg", None)
             with pytest.raises(DecodeError) as slow:
-                SampleDecoder().decode("jpg", stream.getvalue()[:cut])
+                SampleDecoder().decode("jpg", data[:cut])
         assert str(quick.value) == str(slow.value)
 
 
 def test_the_default_image() -> None:
-    image = SampleDecoder().decode("png", png())
+    image = SampleDecoder().decode("png", picture())
     assert image.dtype == torch.float32 and image.shape == (3, 1, 2) and image.is_contiguous()
     torch.testing.assert_close(image[:, 0, 0], torch.tensor([0.0, 51 / 255, 1.0]), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("form", IMAGE_FORMS)
 def test_image_forms(form: str) -> None:
-    image = SampleDecoder(image_decode=form).decode("seg.PNG", png())
+    image = SampleDecoder(image_decode=form).decode("seg.PNG", picture())
     container, dtype, mode = IMAGE_FORMS[form]
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
     if container == "pil":
@@ -162,20 +159,15 @@ def test_image_forms(form: str) -> None:
         assert float(image.max()) == (255 if dtype == "uint8" else 1)
 
 
-def test_images_may_stay_bytes() -> None:
-    assert SampleDecoder(image_decode=None).decode("png", b"\x89PNG...") == b"\x89PNG..."
-
-
 @pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "gif", "webp"])
 def test_pictures_of_the_web_are_read_whatever_their_name_says(kind: str) -> None:
     """They are mixed up often; other formats are what they are called."""
-    stream = io.BytesIO()
-    Image.fromarray(np.zeros((30, 30, 3), dtype=np.uint8)).save(stream, kind)
+    data = picture(BLACK, kind)
     for name in ("jpg", "png", "webp"):
-        assert SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue()).shape == (30, 30, 3)
+        assert SampleDecoder(image_decode="rgb8").decode(name, data).shape == (30, 30, 3)
     for name in ("tif", "tga", "ico", "psd"):
         with pytest.raises(DecodeError, match="not an image as the name means"):
-            SampleDecoder(image_decode="rgb8").decode(name, stream.getvalue())
+            SampleDecoder(image_decode="rgb8").decode(name, data)
 
 
 def test_every_image_extension_means_what_pillow_says() -> None:
@@ -195,7 +187,7 @@ MB = 1 << 20
         ("txt.gz", gzip.compress(bytes(MB // 2)) * 40),
         ("bin.gz.gz", gzip.compress(gzip.compress(bytes(20 * MB)))),
         ("npz", saved(np.savez_compressed, a=np.zeros(2_500_000))),
-        ("png", png(np.zeros((2500, 2500, 3), dtype=np.uint8))),
+        ("png", picture(np.zeros((2500, 2500, 3), dtype=np.uint8))),
         ("jpg", saved(Image.new("RGB", (2500, 2500)).save, format="jpeg")),
         ("jpg", saved(Image.new("L", (2500, 2500)).save, format="jpeg")),
         ("tif", saved(Image.new("L", (2500, 2500)).save, format="tiff", compression="tiff_deflate")),
@@ -250,12 +242,10 @@ def test_an_array_that_promises_more_than_it_has(order: bool) -> None:
     data = saved(np.save, np.asfortranarray(np.zeros((2, 3))) if order else np.zeros((2, 3)))
     promising = data.replace(b"(2, 3), }           ", b"(20000000000, 3), } ")
     assert len(promising) == len(data) and promising != data
-    for part, broken in (("npy", promising), ("npz", None)):
-        if broken is None:
-            stream = io.BytesIO()
-            with zipfile.ZipFile(stream, "w") as archive:
-                archive.writestr("a.npy", promising)
-            broken = stream.getvalue()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.npy", promising)
+    for part, broken in (("npy", promising), ("npz", stream.getvalue())):
         with pytest.raises(DecodeError, match="longer than its bytes"):
             SampleDecoder().decode(part, broken)
 
@@ -269,7 +259,7 @@ def test_an_unknown_form() -> None:
     ("part", "data", "message"),
     [
         ("png", b"\x89PNG not really", r"part 'png' \(15 bytes\) cannot be decoded: ValueError: .* not an image"),
-        ("jpg", png()[:40], "part 'jpg'"),
+        ("jpg", picture()[:40], "part 'jpg'"),
         ("json", b"{", "part 'json'.*JSONDecodeError"),
         ("txt", b"\xff\xfe", "part 'txt'.*UnicodeDecodeError"),
         ("cls", b"cat", "part 'cls'.*ValueError"),
@@ -304,11 +294,6 @@ def test_arrays_of_objects_are_refused(part: str) -> None:
         SampleDecoder().decode(part, data)
 
 
-def test_postscript_is_refused() -> None:
-    with pytest.raises(DecodeError, match="PostScript"):
-        SampleDecoder().decode("eps", b"%!PS-Adobe-3.0 EPSF-3.0\n")
-
-
 def test_trusted_pickles() -> None:
     decoder = SampleDecoder(trust_code=True)
     assert decoder.decode("pkl", pickle.dumps({"a": 1})) == {"a": 1}
@@ -329,7 +314,7 @@ def test_decoders_compare_and_travel() -> None:
 
 def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is missing for every sample, so none is left out for it."""
-    data = png()
+    data = picture()
     monkeypatch.setitem(sys.modules, "PIL", None)
     for part in ("png", "seg.png.gz"):
         said = f"part '{part.removesuffix('.gz')}' needs a package that is not installed: .*PIL"

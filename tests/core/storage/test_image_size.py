@@ -1,4 +1,5 @@
-"""Images decoded at the size that is needed, beside images that are decoded in full and then resized by Pillow."""
+"""Images decoded at the size that is needed, beside images that are decoded in full and then resized by Pillow; and the
+size in documents of data sets."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -17,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from energon_lite.errors import DecodeError, UsageError
+from energon_lite import TaskEncoder, get_savable_loader, get_val_dataset
+from energon_lite.errors import ConfigError, DecodeError, UsageError
 from energon_lite.storage import (
     Fitted,
     ImageSize,
@@ -29,7 +32,7 @@ from energon_lite.storage import (
     decode_to_size,
 )
 from energon_lite.storage.samples.image_decoding import IMAGE_FORMS
-from tests.testing import damaged, examples
+from tests.testing import ALONE, damaged, examples, write_dataset
 
 #: Differences between torch's filters and Pillow's, in levels.
 ROUNDING = 2
@@ -336,3 +339,48 @@ def test_what_a_decoder_refuses() -> None:
         RandomCrop(5, scale=(0.5, 0.1))
     with pytest.raises(DecodeError, match=r"part 'image' \(3 bytes\) cannot be decoded"):
         decode_to_size(b"abc", ImageSize(5))
+
+
+# -- data sets
+
+
+def batches_of(path: Path, size: str, **decoder: Any) -> list[Any]:
+    """Batches of 12 images of 120 x 160; ``size`` is in the document, ``decoder`` has the settings of the encoder's."""
+    samples = [(f"{n:02d}", {"jpg": stored(content("smooth", 120, 160, n))}) for n in range(12)]
+    write_dataset(path, {"a.tar": samples}, dataset_yaml=f"sample_type: ImageSample\nfield_map: {{image: jpg}}\n{size}")
+    encoder = type("Own", (TaskEncoder,), {"decoder": SampleDecoder(**decoder)})()
+    with get_savable_loader(get_val_dataset(path, worker_config=ALONE, batch_size=4, task_encoder=encoder)) as loader:
+        return [batch.image for batch in loader]
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ("", (16, 16)),
+        ("image_size: null", (16, 16)),
+        ("image_size: 48", (48, 48)),
+        ("image_size: [48, 32]", (48, 32)),
+        ("image_size: {height: 40, resample: bilinear}", (40, 40)),
+        ("image_size: {pixels: 48, longest: 56}", (42, 56)),
+        ("image_size: {factor: 14, min_pixels: 196, max_pixels: 10000}", (84, 112)),
+    ],
+)
+def test_the_size_of_a_data_set_precedes_that_of_the_decoder(size: str, shape: Any, tmp_path: Path) -> None:
+    batches = batches_of(tmp_path / "flowers", size, image_decode="torchrgb8", image_size=ImageSize(16))
+    assert [tuple(batch.shape) for batch in batches] == [(4, 3, *shape)] * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("image_size: 8", "images stay bytes"),
+        ("image_size: 0", "height is 0"),
+        ("image_size: large", "a whole number"),
+        ("image_size: [4]", "a list of height and width"),
+        ("image_size: {pixels: 4, width: 4}", "unknown key 'width'"),
+        ("image_size: {height: 4, resample: box}", "bicubic, bilinear"),
+    ],
+)
+def test_a_wrong_size_in_a_document(size: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{message}[\s\S]*dataset\.yaml:3"):
+        batches_of(tmp_path / "flowers", size, image_decode=None if "stay bytes" in message else "rgb8")

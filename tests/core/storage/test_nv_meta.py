@@ -1,18 +1,27 @@
+"""What is in ``.nv-meta``: small files about the data set, and the packed index, which is made where there is none."""
+
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.errors import DataIndexError
-from energon_lite.storage.index import nv_meta
+from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatError
+from energon_lite.storage.index import index_cache, nv_meta
+from energon_lite.storage.index.index_cache import index_places
+from energon_lite.storage.prepare import prepare_dataset
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
+from tests.testing import told_of
 
 
 @pytest.fixture
@@ -46,18 +55,10 @@ def test_a_damaged_info(root: str, text: str) -> None:
         nv_meta.read_info(root)
 
 
-OUTSIDE = [
-    "/etc/passwd",
-    "../x.tar",
-    "a/../../x.tar",
-    "..",
-    "",
-    "s3://b/x.tar",
-    "file:///x.tar",
-    "a\0b",
-    "a/..",
-    "\ud800",
-]
+OUTSIDE = (
+    *("/etc/passwd", "../x.tar", "a/../../x.tar", "..", ""),
+    *("s3://b/x.tar", "file:///x.tar", "a\0b", "a/..", "\ud800"),
+)
 
 
 @pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML])
@@ -76,21 +77,15 @@ def test_shards_inside_of_the_folder(root: str, shard: str) -> None:
     assert nv_meta.read_info(root) == {shard: 2}
 
 
-@pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML, nv_meta.UUID_FILE])
+@pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML])
 @pytest.mark.parametrize(
     "data", [b"\xff\xfe", b"[" * 100_000, b'{"shard_counts": {"a": ' + b"9" * 5000 + b"}}", b"- " * 9000]
 )
 def test_files_that_cannot_be_read(root: str, name: str, data: bytes) -> None:
     """Not UTF-8, nested without end, numbers without end: an error that names the file."""
     Path(root, ".nv-meta", name).write_bytes(data)
-    if name == nv_meta.UUID_FILE:
-        if not data.startswith(b"\xff"):  # any text is as good as any other
-            return
-        with pytest.raises(DataIndexError, match=r"not text[\s\S]*index\.uuid"):
-            nv_meta.read_uuid(root)
-    else:
-        with pytest.raises(DataIndexError, match=rf"damaged[\s\S]*{name}"):
-            nv_meta.read_info(root)
+    with pytest.raises(DataIndexError, match=rf"damaged[\s\S]*{name}"):
+        nv_meta.read_info(root)
 
 
 @pytest.mark.parametrize("read", [nv_meta.read_info, nv_meta.read_uuid])
@@ -120,17 +115,13 @@ def test_a_changed_info_is_read_or_refused_by_us(root: str, data: st.DataObject)
         assert all(name and ".." not in name.split("/") and not name.startswith("/") for name in counts)
 
 
-def test_split(root: str) -> None:
-    parts = {"train": ["a{0..3}.tar"], "val": []}
-    path = nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": parts, "exclude": ["a1.tar/key"]})
-    assert Path(path).name == "split.yaml"
-    assert yaml.safe_load(Path(path).read_text()) == {"split_parts": parts, "exclude": ["a1.tar/key"]}
-
-
 def test_uuid(root: str) -> None:
     assert nv_meta.read_uuid(root) == ""
     nv_meta.write_meta(root, nv_meta.UUID_FILE, "12-34")
     assert nv_meta.read_uuid(root) == "12-34"
+    Path(root, ".nv-meta", nv_meta.UUID_FILE).write_bytes(b"\xff\xfe")
+    with pytest.raises(DataIndexError, match=r"not text[\s\S]*index\.uuid"):
+        nv_meta.read_uuid(root)
 
 
 def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path) -> None:
@@ -138,3 +129,127 @@ def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     path = nv_meta.write_shard_index(str(tmp_path), scan_shard(str(tmp_path), "s/a.0.tar"))
     assert path.endswith("s/a.0.tar.idx")
     assert struct.unpack("<3Q", Path(path).read_bytes()) == (0, 2048, 3584)
+
+
+# -- the packed index
+
+
+@pytest.fixture
+def foreign(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as another tool has prepared it: without our index."""
+    (ten / ".nv-meta").mkdir()
+    nv_meta.write_info(str(ten), {"a.tar": 4, "b.tar": 3, "sub/c.tar": 3})
+    (ten / ".nv-meta/index.uuid").write_text("0-0-0")
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    return ten
+
+
+def last_key(path: Path) -> str:
+    source = WebdatasetSource.open(path)
+    return SampleReader(source).sample(len(source) - 1).key
+
+
+def test_is_made_beside_the_data_once(foreign: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    assert last_key(foreign) == "9"
+    assert "no packed index" in caplog.text and "energon-lite prepare" in caplog.text
+    written = (foreign / ".nv-meta/energon_lite.idx").stat()
+    caplog.clear()
+    assert last_key(foreign) == "9"
+    assert not told_of(caplog, foreign) and (foreign / ".nv-meta/energon_lite.idx").stat().st_ino == written.st_ino
+    assert not (tmp_path / "cache").exists()
+
+
+def test_is_made_in_the_users_cache_where_the_data_cannot_be_written(
+    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, cached = index_places(str(foreign))
+    assert cached.startswith(str(tmp_path / "cache"))
+    refuse_writing(monkeypatch, str(foreign))
+    assert last_key(foreign) == "9"
+    assert os.path.exists(cached) and not os.path.exists(beside)
+    made = os.stat(cached).st_ino
+    assert last_key(foreign) == "9" and os.stat(cached).st_ino == made
+
+
+def test_nowhere_to_write(foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_writing(monkeypatch, str(tmp_path))
+    (tmp_path / "cache" / "index").mkdir(parents=True)
+    with pytest.raises(DataIndexError, match=r"cannot be written anywhere[\s\S]*ENERGON_LITE_CACHE"):
+        WebdatasetSource.open(foreign)
+
+
+def refuse_writing(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Let opening for writing below ``folder`` fail as on a read-only file system (root may write anywhere else)."""
+    real = os.open
+
+    def guarded(path: str, flags: int, *args: int) -> int:
+        if flags & os.O_RDWR and str(path).startswith(folder):
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", guarded)
+
+
+def test_two_data_sets_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
+    assert index_places(str(tmp_path / "a/data"))[1] != index_places(str(tmp_path / "b/data"))[1]
+
+
+def test_is_made_again_when_another_tool_has_prepared_anew(foreign: Path, make_tar: Callable[..., Path]) -> None:
+    prepare_dataset(foreign, split_ratio="1,0,0", force_overwrite=True)
+    make_tar("ten/sub/c.tar", [("x.txt", b""), ("y.txt", b""), ("z.txt", b"z" * 30_000)])  # other samples, same number
+    (foreign / ".nv-meta/index.uuid").write_text("1-1-1")
+    assert last_key(foreign) == "z"
+
+
+def test_is_made_again_when_shards_were_added_or_reordered(foreign: Path, make_tar: Callable[..., Path]) -> None:
+    assert last_key(foreign) == "9"
+    counts = {"sub/c.tar": 3, "b.tar": 3, "a.tar": 4}
+    (foreign / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
+    assert last_key(foreign) == "3"
+
+
+def test_a_damaged_index_is_made_again(foreign: Path, caplog: pytest.LogCaptureFixture) -> None:
+    last_key(foreign)
+    os.truncate(foreign / ".nv-meta/energon_lite.idx", 100)
+    caplog.set_level(logging.WARNING)
+    assert last_key(foreign) == "9" and "too short" in caplog.text
+
+
+def test_shards_that_do_not_fit_the_preparation(foreign: Path, make_tar: Callable[..., Path]) -> None:
+    make_tar("ten/b.tar", [("4.txt", b"")])
+    with pytest.raises(ShardChangedError, match=r"has 1 sample, but 3 when[\s\S]*b.tar[\s\S]*--force-overwrite"):
+        WebdatasetSource.open(foreign)
+
+
+def test_shards_that_cannot_be_read(foreign: Path) -> None:
+    os.truncate(foreign / "b.tar", 700)
+    with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*b.tar"):
+        WebdatasetSource.open(foreign)
+
+
+def _open(path: str, barrier: object, results: object) -> None:
+    made = []
+    make = index_cache.PackedIndex.from_scans
+    index_cache.PackedIndex.from_scans = lambda *args, **more: made.append(1) or make(*args, **more)  # type: ignore
+    barrier.wait()  # type: ignore[attr-defined]
+    results.put((last_key(Path(path)), len(made)))  # type: ignore[attr-defined]
+
+
+def test_many_ranks_at_once(foreign: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(6), context.Queue()
+    ranks = [context.Process(target=_open, args=(str(foreign), barrier, results)) for _ in range(6)]
+    for rank in ranks:
+        rank.start()
+    found = [results.get(timeout=300) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    assert [key for key, _ in found] == ["9"] * 6
+    assert sum(made for _, made in found) == 1  # one made it, the others waited
+
+
+def test_a_lock_that_is_a_link_is_not_followed(foreign: Path, tmp_path: Path) -> None:
+    """A folder from elsewhere must not make, or lock, a file outside of itself."""
+    (foreign / ".nv-meta/energon_lite.idx.lock").symlink_to(tmp_path / "made")
+    assert last_key(foreign) == "9"
+    assert not (tmp_path / "made").exists() and os.path.exists(index_places(str(foreign))[1])

@@ -1,13 +1,18 @@
-"""Opening and reading large data sets: what must not grow with their size."""
+"""Opening and reading large data sets: what must not grow with their size, and what a worker costs in memory: next to
+nothing for a sample, because indexes and columns are read block by block."""
 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib
 import json
 import os
+import struct
 import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,55 +22,50 @@ import pytest
 
 from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
+from energon_lite.storage.files.array_file import ALIGN, BLOCK
+from energon_lite.storage.index.column_file import column_path, write_column_file
+from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
-from energon_lite.storage.tar_scan import ShardScan
-from tests.core.storage.memory_work import look_up
+from energon_lite.storage.tar_scan import scan_shard
+from tests.core.storage.memory_work import LENGTHS, look_up, open_huge, read_everything, use_huge
+from tests.core.storage.test_packed_index import scan_of
 from tests.private_memory import private_growth
 from tests.testing import ALONE, in_time
 
+on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 SCRIPT = Path(__file__).parents[3] / "tools/bench/open_at_scale.py"
 
 
 def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are opened, in order."""
-    names: list[str] = []
+    names, stats = list[str](), list[str]()
 
-    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
-        def recorded(path: Any, *arguments: Any, **options: Any) -> Any:
+    def noting(function: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
+        def noted(path: Any, *arguments: Any, **options: Any) -> Any:
             if str(path).startswith(str(folder)):
-                names.append(Path(str(path)).name)
+                seen.append(Path(str(path)).name)
             return function(path, *arguments, **options)
 
-        return recorded
-
-    stats = 0
-
-    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(path: Any, *arguments: Any, **options: Any) -> Any:
-            nonlocal stats
-            stats += str(path).endswith(".tar")
-            return function(path, *arguments, **options)
-
-        return counted
+        return noted
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", counting(os.stat))
-        patch.setattr(builtins, "open", recording(builtins.open))
-        patch.setattr(os, "open", recording(os.open))
+        patch.setattr(os, "stat", noting(os.stat, stats))
+        patch.setattr(builtins, "open", noting(builtins.open, names))
+        patch.setattr(os, "open", noting(os.open, names))
         dataset = get_train_dataset(
             folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ALONE
         )
         with get_savable_loader(dataset) as loader:
             next(iter(loader))
-    assert stats <= 1000
+    assert sum(name.endswith(".tar") for name in stats) <= 1000
     return names
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_opening_touches_few_shards_of_two_thousand(
     make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     opened = {}
     for shards in (5, 2000):
         folder = tmp_path / f"d{shards}"
@@ -73,14 +73,8 @@ def test_opening_touches_few_shards_of_two_thousand(
         folder.mkdir()
         for shard in range(shards):
             (folder / f"{shard:04d}.tar").write_bytes(whole)
-        prepare_dataset(
-            folder,
-            split_parts={"train": ".*"},
-            sample_type="TextSample",
-            field_map={"text": "txt"},
-            sqlite=False,
-            workers=1,
-        )
+        text = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
+        prepare_dataset(folder, split_parts={"train": ".*"}, **text, sqlite=False, workers=1)
         opened[shards] = opened_until_the_first_batch(folder, monkeypatch)
     shards_read = [name for name in opened[2000] if name.endswith(".tar")]
     assert len(shards_read) <= 9  # one for the batch, and eight that tell the data set from others
@@ -93,23 +87,10 @@ def test_opening_touches_few_shards_of_two_thousand(
         opened_until_the_first_batch(folder, monkeypatch)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+@on_linux
 def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path) -> None:
     samples = 200_000
-    numbers = np.arange(samples, dtype=np.int64)
-    keys = [f"{number:08d}".encode() for number in range(samples)]
-    scan = ShardScan(
-        name="a.tar",
-        size=1,
-        head=2,
-        end=3,
-        headers=1024 * numbers,
-        first_part=np.arange(samples + 1),
-        parts=np.stack([1024 * numbers + 512, numbers % 512, 0 * numbers], 1),
-        part_names=("txt",),
-        key_offsets=8 * np.arange(samples + 1),
-        keys=b"".join(keys),
-    )
+    scan = scan_of("a.tar", [(f"{n:08d}", [(1024 * n + 512, n % 512, "txt")]) for n in range(samples)])
     path = str(tmp_path / "i.idx")
     PackedIndex.from_scans([scan]).write(path)
     grown = [private_growth(look_up, path, samples, mapped, workers=1)[0] for mapped in (False, True)]
@@ -150,3 +131,91 @@ def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.
     measure = importlib.import_module("open_at_scale").measure_index
     with pytest.raises(SystemExit, match="look-up"):
         in_time(lambda: measure(str(ten / ".nv-meta/energon_lite.idx")))
+
+
+@pytest.mark.parametrize("shards", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.slow
+@on_linux
+def test_four_workers_read_everything(shards: int, tmp_path: Path, make_tar: Callable[..., Path]) -> None:
+    """Links to one shard of a thousand samples stand in for many; the nightly run reads 10^6 samples."""
+    one = make_tar("one.tar", [(f"{i:03d}.txt", b"x" * 100) for i in range(1000)])
+    scan = scan_shard(str(tmp_path), "one.tar")
+    names = [f"{number:04d}.tar" for number in range(shards)]
+    (tmp_path / "d/.nv-meta").mkdir(parents=True)
+    for name in names:
+        os.link(one, tmp_path / "d" / name)
+    scans = [dataclasses.replace(scan, name=name) for name in names]
+    PackedIndex.from_scans(scans).write(str(tmp_path / "d/.nv-meta/energon_lite.idx"))
+    write_info(str(tmp_path / "d"), dict.fromkeys(names, 1000))
+    excluded = [(name, "007") for name in names]
+    growth = private_growth(read_everything, str(tmp_path / "d"), excluded, 999 * shards)
+    print(f"\n{999 * shards} samples: {max(growth) / 2**20:.1f} MiB a worker")
+    assert max(growth) < 20 << 20
+
+
+SHARDS, PER_SHARD = 10_000, 10_000
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Path:
+    """An index of 10^8 samples without parts, and a column of skips: one file with holes, and one with zeros."""
+    sections = {
+        "shard_names": ("|u1", [6 * SHARDS - 1]),
+        "shards": ("<i8", [SHARDS + 1, 5]),
+        "samples": ("<i8", [SHARDS * PER_SHARD + 1, 3]),
+        "parts": ("<i8", [0, 3]),
+        "keys": ("|u1", [0]),
+        "shard_times": ("<i8", [SHARDS]),
+    }
+    places, end = {}, ALIGN
+    for name, (dtype, shape) in sections.items():
+        places[name] = [dtype, shape, end]
+        end += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
+    meta = {"uuid": "u", "digest": "d", "part_names": [], "rules": 1, "notes": {}}
+    table = json.dumps({"arrays": places, "meta": meta}).encode()
+    shards = np.zeros((SHARDS + 1, 5), dtype="<i8")
+    shards[:, 3] = np.arange(SHARDS + 1) * PER_SHARD
+    path = tmp_path / ".nv-meta/energon_lite.idx"
+    path.parent.mkdir()
+    filled = places["samples"][2]
+    with open(path, "w+b") as file:
+        file.seek(places["shard_names"][2])
+        file.write("\0".join(f"{number:05d}" for number in range(SHARDS)).encode())
+        file.seek(places["shards"][2])
+        file.write(shards.tobytes())
+        sums = np.full(-(-end // BLOCK), zlib.crc32(bytes(BLOCK)), dtype="<u4")
+        for block in (*range(filled // BLOCK + 1), len(sums) - 1):
+            start = max(block * BLOCK, ALIGN)
+            size = min((block + 1) * BLOCK, end) - start
+            file.seek(start)
+            sums[block] = zlib.crc32(file.read(size).ljust(size, b"\0"))
+        file.seek(end)
+        file.write(sums.tobytes() + table)
+        head = struct.pack("<IQQI28x", 3, end, len(table), zlib.crc32(sums.tobytes() + table))
+        file.seek(0)
+        file.write(struct.pack("<8sI", b"ENRGLIDX", zlib.crc32(head)) + head)
+    return tmp_path
+
+
+@on_linux
+@pytest.mark.usefixtures("quick_disk")
+def test_an_index_of_a_hundred_million_samples(huge: Path) -> None:
+    path = str(huge / ".nv-meta/energon_lite.idx")
+    index = PackedIndex.open(path)
+    (huge / ".nv-meta/energon_lite.columns").mkdir()
+    block = np.zeros(PER_SHARD, dtype=np.uint8)
+    block[::3] = 1
+    column = column_path(str(huge / ".nv-meta/energon_lite.columns"), "skip")
+    write_column_file(column, "skip", index, lambda: (block for _ in range(SHARDS)), dtype="|u1", maker={})
+    numbers = np.random.default_rng(0).integers(0, 66_660_000, 300).tolist()
+    growth = private_growth(use_huge, path, str(huge), numbers, False, workers=2)
+    assert max(growth) < 50 << 20
+    # To show that the measurement sees what a worker has for itself: a column in memory.
+    assert min(private_growth(use_huge, path, str(huge), numbers, True, workers=2)) > 60 << 20
+    times = []
+    for skips in (None, "skip"):
+        start = time.thread_time()
+        assert len(open_huge(path, str(huge), skips)) == LENGTHS[skips]
+        times.append(time.thread_time() - start)
+    assert times[0] < 0.5  # a tenth of that; with skips each sample's flag is looked at once
+    print(f"\nopened in {times[0]:.3f} s, with skips in {times[1]:.3f} s; {max(growth) / 2**20:.1f} MiB a worker")

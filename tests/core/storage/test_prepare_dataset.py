@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -18,12 +19,14 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
-from energon_lite.storage.dataset_scan import find_shards
+from energon_lite.storage import dataset_scan
+from energon_lite.storage.dataset_scan import find_shards, odd_sample_notes, usual_parts
 from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
-from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
+from tests.testing import Parts, write_tar
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
 
@@ -48,126 +51,110 @@ def test_writes_everything(ten: Path) -> None:
         "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
         "field_map": {"text": "txt"},
     }
-    assert sorted(path.name for path in ten.rglob("*.idx")) == [
-        "a.tar.idx",
-        "b.tar.idx",
-        "c.tar.idx",
-        "energon_lite.idx",
-    ]
+    assert {path.name for path in ten.rglob("*.tar.idx")} == {"a.tar.idx", "b.tar.idx", "c.tar.idx"}
     assert not (ten / ".nv-meta/energon_lite.shards").exists()
 
 
-class TestBrokenShards:
-    def test_one_is_reported_with_its_path(self, ten: Path) -> None:
-        os.truncate(ten / "b.tar", 2500)
-        with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*header at byte 2048[\s\S]*ten/b.tar"):
-            prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
-
-    def test_an_earlier_preparation_stays(self, ten: Path) -> None:
-        prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
-        os.truncate(ten / "b.tar", 2500)
-        with pytest.raises(ShardFormatError):
-            prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
-        assert len(WebdatasetSource.open(ten, shards=["a.tar"])) == 4
+def test_a_broken_shard_is_reported_with_its_path_and_an_earlier_preparation_stays(ten: Path) -> None:
+    prepare_dataset(ten, split_ratio="1,0,0", **TEXT)
+    os.truncate(ten / "b.tar", 2500)
+    with pytest.raises(ShardFormatError, match=r"truncated[\s\S]*header at byte 2048[\s\S]*ten/b.tar"):
+        prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True, **TEXT)
+    assert len(WebdatasetSource.open(ten, shards=["a.tar"])) == 4
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("again", [False, True])
-    def test_a_folder_that_cannot_be_written(self, ten: Path, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        if again:
-            prepare_dataset(ten, split_ratio="1,0,0")
-        monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(ten)))
-        before = sorted(ten.rglob("*"))
-        with pytest.raises(UsageError, match=r"cannot be written[\s\S]*a user who may write there, or prepare a copy"):
-            index_again(str(ten)) if again else prepare_dataset(ten, split_ratio="1,0,0")
-        assert sorted(ten.rglob("*")) == before
-
-    def test_no_tars(self, tmp_path: Path) -> None:
-        with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
-            prepare_dataset(tmp_path, split_ratio="1,0,0")
-
-    def test_only_compressed_ones(self, tmp_path: Path) -> None:
-        (tmp_path / "a.tar.gz").write_bytes(b"")
-        with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
-            prepare_dataset(tmp_path, split_ratio="1,0,0")
-
-    def test_all_excluded(self, ten: Path) -> None:
-        with pytest.raises(EmptyDatasetError, match=r"--exclude leaves in \(3 were found\)"):
-            prepare_dataset(ten, split_ratio="1,0,0", exclude=".")
-
-    def test_a_brace_in_a_name(self, ten: Path) -> None:
-        (ten / "a.tar").rename(ten / "a{1}.tar")
-        with pytest.raises(UsageError, match="brace in its name"):
-            prepare_dataset(ten, split_ratio="1,0,0")
-
-    def test_no_samples(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("README", b"")])
-        with pytest.raises(EmptyDatasetError, match="none of the 1 shard holds a sample"):
-            prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-
-    @pytest.mark.parametrize("options", [{}, {"split_ratio": "1,0,0", "split_parts": {"train": ".*"}}])
-    def test_either_ratio_or_patterns(self, ten: Path, options: dict[str, object]) -> None:
-        with pytest.raises(UsageError, match="either split_ratio or split_parts"):
-            prepare_dataset(ten, **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_cannot_be_written(ten: Path, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if again:
+        prepare_dataset(ten, split_ratio="1,0,0")
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(ten)))
+    before = sorted(ten.rglob("*"))
+    with pytest.raises(UsageError, match=r"cannot be written[\s\S]*a user who may write there, or prepare a copy"):
+        index_again(str(ten)) if again else prepare_dataset(ten, split_ratio="1,0,0")
+    assert sorted(ten.rglob("*")) == before
 
 
-class TestSampleDocument:
-    @pytest.mark.parametrize(
-        ("sample_type", "field_map", "message"),
-        [
-            ("TextSampel", {"text": "txt"}, r"'TextSampel' is unknown[\s\S]*did you mean 'TextSample'"),
-            ("TextSample", {"txet": "txt"}, r"no field 'txet'[\s\S]*did you mean 'text'"),
-            ("TextSample", {}, r"TextSample needs 'text'; found only nothing"),
-            ("TextSample", {"text": "tx"}, r"no sample has a part 'tx'[\s\S]*did you mean 'txt'"),
-            ("TextSample", {"text": "txt["}, r"not a field access[\s\S]*field_map.text"),
-            ("TextSample", {"text": "txt[0]"}, r"fits none of the tried samples[\s\S]*txt is of type str"),
-            ("TextSample", None, r"needs a field map[\s\S]*\{\"text\": \"...\"\}' with parts out of: txt, cls"),
-            (None, {"text": "txt"}, "a field map needs a sample type"),
-            ("CrudeWebdataset", {"text": "txt"}, "neither a sample type nor a field map"),
-        ],
-    )
-    def test_mistakes_are_found_before_anything_is_written(
-        self, ten: Path, sample_type: str | None, field_map: dict[str, str] | None, message: str
-    ) -> None:
-        with pytest.raises((ConfigError, UsageError), match=message):
-            prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
-        assert meta(ten) == set()
-
-    def test_broken_samples_do_not_speak_against_a_map(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
-        prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
+def test_no_tars_or_only_compressed_ones(tmp_path: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
+        prepare_dataset(tmp_path, split_ratio="1,0,0")
+    (tmp_path / "a.tar.gz").write_bytes(b"")
+    with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
+        prepare_dataset(tmp_path, split_ratio="1,0,0")
 
 
-class TestWarnings:
-    def test_keys_that_appear_twice(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("0.txt", b"in a"), ("1.txt", b"")])
-        make_tar("d/b.tar", [("0.txt", b"in b")])
-        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert "no index.sqlite: key '0' appears twice, in a.tar and b.tar" in report.warnings[-1]
-        assert "index.sqlite" not in meta(tmp_path / "d")
-        source = WebdatasetSource.open(tmp_path / "d")
-        assert [SampleReader(source).sample(i).parts["txt"] for i in (0, 2)] == [b"in a", b"in b"]
+def test_all_excluded(ten: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match=r"--exclude leaves in \(3 were found\)"):
+        prepare_dataset(ten, split_ratio="1,0,0", exclude=".")
 
-    def test_parts_that_do_not_stand_together(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
-        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
 
-    def test_shards_without_samples_are_left_out(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("ten/empty.tar", [])
-        report = prepare_dataset(ten, split_ratio="1,0,0")
-        assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
-        assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
+def test_a_brace_in_a_name(ten: Path) -> None:
+    (ten / "a.tar").rename(ten / "a{1}.tar")
+    with pytest.raises(UsageError, match="brace in its name"):
+        prepare_dataset(ten, split_ratio="1,0,0")
 
-    def test_keys_with_dots(self, make_tar: Callable[..., Path], tmp_path: Path) -> None:
-        make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
-        report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
-        assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
 
-    def test_splits_without_shards(self, ten: Path) -> None:
-        report = prepare_dataset(ten, split_ratio="8,1,1")
-        assert report.splits == {"train": (2, 7), "val": (0, 0), "test": (1, 3)}
-        assert "split 'val' got no shard" in report.warnings[0]
+def test_no_samples(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("README", b"")])
+    with pytest.raises(EmptyDatasetError, match="none of the 1 shard holds a sample"):
+        prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+
+
+@pytest.mark.parametrize("options", [{}, {"split_ratio": "1,0,0", "split_parts": {"train": ".*"}}])
+def test_either_ratio_or_patterns(ten: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="either split_ratio or split_parts"):
+        prepare_dataset(ten, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sample_type", "field_map", "message"),
+    [
+        ("TextSampel", {"text": "txt"}, r"'TextSampel' is unknown[\s\S]*did you mean 'TextSample'"),
+        ("TextSample", {"txet": "txt"}, r"no field 'txet'[\s\S]*did you mean 'text'"),
+        ("TextSample", {}, r"TextSample needs 'text'; found only nothing"),
+        ("TextSample", {"text": "tx"}, r"no sample has a part 'tx'[\s\S]*did you mean 'txt'"),
+        ("TextSample", {"text": "txt["}, r"not a field access[\s\S]*field_map.text"),
+        ("TextSample", {"text": "txt[0]"}, r"fits none of the tried samples[\s\S]*txt is of type str"),
+        ("TextSample", None, r"needs a field map[\s\S]*\{\"text\": \"...\"\}' with parts out of: txt, cls"),
+        (None, {"text": "txt"}, "a field map needs a sample type"),
+        ("CrudeWebdataset", {"text": "txt"}, "neither a sample type nor a field map"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(
+    ten: Path, sample_type: str | None, field_map: dict[str, str] | None, message: str
+) -> None:
+    with pytest.raises((ConfigError, UsageError), match=message):
+        prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
+    assert meta(ten) == set()
+
+
+def test_broken_samples_do_not_speak_against_a_map(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
+    prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
+
+
+def test_parts_that_do_not_stand_together(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
+    report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
+
+
+def test_shards_without_samples_are_left_out(ten: Path, make_tar: Callable[..., Path]) -> None:
+    make_tar("ten/empty.tar", [])
+    report = prepare_dataset(ten, split_ratio="1,0,0")
+    assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
+    assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
+
+
+def test_keys_with_dots(make_tar: Callable[..., Path], tmp_path: Path) -> None:
+    make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
+    report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
+
+
+def test_splits_without_shards(ten: Path) -> None:
+    report = prepare_dataset(ten, split_ratio="8,1,1")
+    assert report.splits == {"train": (2, 7), "val": (0, 0), "test": (1, 3)}
+    assert "split 'val' got no shard" in report.warnings[0]
 
 
 def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
@@ -178,99 +165,93 @@ def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
     assert "kept 1 exclusion of" in report.warnings[-1]
 
 
-def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path) -> None:
+def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path, make_tar: Callable[..., Path]) -> None:
     (ten / ".cache").mkdir()
     (ten / "a.tar").rename(ten / ".cache/a.tar")
     (ten / "notes.txt").write_text("")
-    assert find_shards(str(ten)) == ["b.tar", "sub/c.tar"]
+    make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])  # in a folder with the name of a shard
+    assert find_shards(str(ten)) == ["b.tar", "sub/c.tar", "x.tar/d.tar"]
 
 
-class TestOddFiles:
-    """What lies about in a folder, or is put there by somebody who means harm."""
+# What lies about in a folder, or is put there by somebody who means harm.
 
-    @pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
-    def test_links_to_folders_of_its_own(self, ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
-        """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
-        for place in ("again", "sub/again"):
-            (ten / place).symlink_to(target, target_is_directory=True)
-        found = find_shards(str(ten))
-        assert found == ["a.tar", "b.tar", "sub/c.tar"]
-        assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
-    def test_links_to_folders_elsewhere(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("disk/deep/d.tar", [("x.txt", b"x")])
-        make_tar("ten/.store/e.tar", [("y.txt", b"y")])
-        (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
-        (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
-        (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
-        (ten / "store").symlink_to(".store", target_is_directory=True)
-        found = find_shards(str(ten))
-        assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "store/e.tar", "sub/c.tar"]
-        assert prepare_dataset(ten, split_ratio="1,0,0").samples == 12
+@pytest.mark.parametrize("target", [".", "sub", "..", "sub/../sub", "missing"])
+def test_links_to_folders_of_its_own(ten: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+    """Each folder is searched once, by its own name; a link in a circle would give its shards for ever."""
+    for place in ("again", "sub/again"):
+        (ten / place).symlink_to(target, target_is_directory=True)
+    assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar"]
+    assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
-    def test_shards_may_be_links(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        (ten / "l.tar").symlink_to(make_tar("disk/d.tar", [("x.txt", b"x")]))
-        assert prepare_dataset(ten, split_ratio="1,0,0").shards == 4
 
-    @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
-    def test_what_is_no_file(self, ten: Path, kind: str) -> None:
-        """Opening a pipe waits for somebody who writes into it."""
-        path = ten / "x.tar"
-        if kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "socket":
-            server = socket.socket(socket.AF_UNIX)
-            server.bind(str(path))
-            server.close()
-        else:
-            path.symlink_to("/dev/zero")
-        for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
-            with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
-                run()
-        with pytest.raises(ShardFormatError, match="not a file"):
-            scan_shard(str(ten), "x.tar")
-        assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
+def test_links_to_folders_elsewhere(ten: Path, make_tar: Callable[..., Path]) -> None:
+    make_tar("disk/deep/d.tar", [("x.txt", b"x")])
+    make_tar("ten/.store/e.tar", [("y.txt", b"y")])
+    (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
+    (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
+    (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
+    (ten / "store").symlink_to(".store", target_is_directory=True)
+    (ten / "l.tar").symlink_to(".store/e.tar")  # and to a shard
+    found = find_shards(str(ten))
+    assert found == ["a.tar", "b.tar", "disk/deep/d.tar", "l.tar", "store/e.tar", "sub/c.tar"]
+    assert prepare_dataset(ten, split_ratio="1,0,0").samples == 13
 
-    @pytest.mark.parametrize(
-        "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
-    )
-    @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
-    def test_descriptions_that_are_no_files(self, ten: Path, name: str, kind: Callable[[Path], None]) -> None:
-        """Nothing waits for a pipe to be written to; what is no file counts as missing."""
-        prepare_dataset(ten, split_ratio="1,0,0")
-        path = ten / ".nv-meta" / name
-        path.unlink(missing_ok=True)
-        kind(path)
-        if name == ".info.json":
-            with pytest.raises(NotPreparedError):
-                read_info(str(ten))
-        else:
-            assert len(WebdatasetSource.open(ten)) == 10
-        if kind is os.mkfifo:
-            assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
 
-    def test_a_folder_with_the_name_of_a_shard(self, ten: Path, make_tar: Callable[..., Path]) -> None:
-        make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])
-        assert find_shards(str(ten)) == ["a.tar", "b.tar", "sub/c.tar", "x.tar/d.tar"]
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
 
-    @pytest.mark.parametrize(
-        "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
-    )
-    def test_an_earlier_list_of_splits_that_cannot_be_read(self, ten: Path, text: bytes) -> None:
-        (ten / ".nv-meta").mkdir()
-        (ten / ".nv-meta/split.yaml").write_bytes(text)
-        report = prepare_dataset(ten, split_ratio="1,0,0")
-        assert report.samples == 10
-        kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
-        assert kept == (["a.tar"] if b"a.tar" in text else [])
-        assert any("split.yaml" in warning for warning in report.warnings)
+
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file(ten: Path, make: Callable[[Path], None]) -> None:
+    """Opening a pipe waits for somebody who writes into it."""
+    make(ten / "x.tar")
+    for run in (partial(prepare_dataset, ten, split_ratio="1,0,0"), partial(find_shards, str(ten))):
+        with pytest.raises(ShardFormatError, match=r"not a file[\s\S]*x\.tar[\s\S]*--exclude"):
+            run()
+    with pytest.raises(ShardFormatError, match="not a file"):
+        scan_shard(str(ten), "x.tar")
+    assert prepare_dataset(ten, split_ratio="1,0,0", exclude="x").shards == 3
+
+
+@pytest.mark.parametrize(
+    "name", [".info.json", ".info.yaml", "index.uuid", "split.yaml", "index.sqlite", "../a.tar.idx"]
+)
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+def test_descriptions_that_are_no_files(ten: Path, name: str, kind: Callable[[Path], None]) -> None:
+    """Nothing waits for a pipe to be written to; what is no file counts as missing."""
+    prepare_dataset(ten, split_ratio="1,0,0")
+    path = ten / ".nv-meta" / name
+    path.unlink(missing_ok=True)
+    kind(path)
+    if name == ".info.json":
+        with pytest.raises(NotPreparedError):
+            read_info(str(ten))
+    else:
+        assert len(WebdatasetSource.open(ten)) == 10
+    if kind is os.mkfifo:
+        assert prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True).samples == 10
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"[" * 100_000, b"exclude: {a: 1}", b"exclude: [[a], {b: c}, a.tar]", b"- a"]
+)
+def test_an_earlier_list_of_splits_that_cannot_be_read(ten: Path, text: bytes) -> None:
+    (ten / ".nv-meta").mkdir()
+    (ten / ".nv-meta/split.yaml").write_bytes(text)
+    report = prepare_dataset(ten, split_ratio="1,0,0")
+    assert report.samples == 10
+    kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
+    assert kept == (["a.tar"] if b"a.tar" in text else [])
+    assert any("split.yaml" in warning for warning in report.warnings)
 
 
 def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     prepare_dataset(ten, split_ratio="1,1,1", **TEXT)
     kept = {name: (ten / ".nv-meta" / name).read_bytes() for name in (".info.json", "split.yaml", "dataset.yaml")}
     make_tar("ten/b.tar", [("x.txt", b"x" * 20_000), ("y.txt", b""), ("z.txt", b"")])
-    with pytest.raises(ShardChangedError):
+    with pytest.raises(ShardChangedError, match=r"b\.tar[\s\S]*energon-lite prepare"):
         WebdatasetSource.open(ten)
     index_again(str(ten))
     source = WebdatasetSource.open(ten)
@@ -285,3 +266,44 @@ def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     (ten / "b.tar").unlink()
     with pytest.raises(MissingShardError, match=r"b\.tar[\s\S]*put it back"):
         index_again(str(ten))
+
+
+# -- samples that are unlike the others
+
+
+def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:
+    """What is said of two shards of samples with a text and a label, but for some."""
+    samples = [(f"{number:03d}", odd.get(number, {"txt": b"x", "cls": b"1"})) for number in range(count)]
+    for name, some in (("a.tar", samples[: count // 2]), ("b.tar", samples[count // 2 :])):
+        write_tar(path / name, some)
+    return [*odd_sample_notes(PackedIndex.from_scans([scan_shard(str(path), name) for name in ("a.tar", "b.tar")]))]
+
+
+@pytest.mark.parametrize("block", [1 << 20, 7])
+def test_odd_samples_are_told(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_scan, "_BLOCK", block)
+    odd: dict[int, Parts] = {3: {"txt": b"", "cls": b"1"}, 60: {"txt": b"x"}, 99: {"txt": b"", "cls": b""}}
+    assert sorted(notes(tmp_path, odd)) == [
+        "1 sample has no part 'cls', which nearly all others have: b.tar: 060.cls",
+        "3 samples have a part without bytes: a.tar: 003.txt, b.tar: 099.txt, b.tar: 099.cls",
+    ]
+
+
+def test_a_part_in_the_place_of_another(tmp_path: Path) -> None:
+    assert notes(tmp_path, {5: {"txt": b"x", "json": b"1"}}) == []
+
+
+def test_a_part_that_many_have_not_is_no_loss(tmp_path: Path) -> None:
+    assert notes(tmp_path, {number: {"txt": b"x"} for number in range(5)}) == []
+
+
+def test_a_part_twice(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("0", {"txt": b"1", "cls": b"1"}), ("0", {"txt": b"2"})])
+    index = PackedIndex.from_scans([scan_shard(str(tmp_path), "a.tar")])
+    assert [*odd_sample_notes(index)] == ["1 sample has a part more than once: a.tar: 0.txt"]
+
+
+def test_usual_parts() -> None:
+    numbers = np.array([0] * 100 + [1] * 98 + [2] * 97)
+    assert usual_parts(numbers, ["a", "b", "c"], 100) == {"a", "b"}
+    assert [*odd_sample_notes(PackedIndex.from_scans([]))] == []

@@ -21,10 +21,6 @@ from energon_lite.storage.prepare_choices import (
 TEN = [f"s{number}.tar" for number in range(10)]
 
 
-def sizes(ratio: str, count: int) -> list[int]:
-    return [len(shards) for shards in divide_by_ratio([str(i) for i in range(count)], ratio).values()]
-
-
 @pytest.mark.parametrize(
     ("ratio", "count", "expected"),
     [
@@ -38,7 +34,8 @@ def sizes(ratio: str, count: int) -> list[int]:
     ],
 )
 def test_ratio(ratio: str, count: int, expected: list[int]) -> None:
-    assert sizes(ratio, count) == expected
+    splits = divide_by_ratio([str(number) for number in range(count)], ratio)
+    assert [len(shards) for shards in splits.values()] == expected
 
 
 @given(st.lists(st.integers(0, 1000), min_size=3, max_size=3).filter(any), st.integers(0, 200))
@@ -76,6 +73,7 @@ def test_patterns() -> None:
         ("*.tar", "not a regular expression.*nothing to repeat"),
         ("train/.*", "'train/.\\*' .for split 'x'. matches none of the 10 shards"),
         ("0.tar", "matches none"),  # from the start of the name
+        ("{0..99999999999}", "its braces stand for 100,000,000,000 names, which are too many"),
     ],
 )
 def test_patterns_that_do_not_work(pattern: str, message: str) -> None:
@@ -109,16 +107,12 @@ def test_only_a_split_that_was_to_get_shards_is_noted_when_it_gets_none(ratio: s
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ([], []),
-        (["a.tar"], ["a.tar"]),
         (["a0.tar", "a1.tar"], ["a{0..1}.tar"]),
         (["a08.tar", "a09.tar", "a10.tar", "a12.tar"], ["a{08..10}.tar", "a12.tar"]),
         (["a8.tar", "a9.tar", "a10.tar"], ["a{8..9}.tar", "a10.tar"]),
-        (["a1.tar", "a0.tar"], ["a1.tar", "a0.tar"]),
         (["p0/s0.tar", "p0/s1.tar", "p1/s0.tar", "p1/s1.tar"], ["p0/s{0..1}.tar", "p1/s{0..1}.tar"]),
         (["s1-1.tar", "s2-1.tar", "s2-2.tar"], ["s{1..2}-1.tar", "s2-2.tar"]),
         (["s1-1.tar", "s2-2.tar"], ["s1-1.tar", "s2-2.tar"]),
-        (["x.tar", "x.tar"], ["x.tar", "x.tar"]),
     ],
 )
 def test_collapse(names: list[str], expected: list[str]) -> None:

@@ -242,6 +242,9 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [line.split()[0] for line in lines[11:13]] == ["a-7", "a-7"]
     assert all(500_000 < float(line.split()[1]) < 501_000 for line in lines[11:13])
     assert 100_000 < float(lines[13].split()[1]) < 101_000
+    said = json.loads(output_of("trace", file, "--slowest", "3", "--json"))
+    assert (said["batches"], said["samples"], said["ranks"], said["keys"]) == (15, 60, [0], {})
+    assert said["stages"]["read"] > 0
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:

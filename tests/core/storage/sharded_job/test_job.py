@@ -1,12 +1,17 @@
-"""Laws of a job over units: however many ranks and processes do it, wherever it is killed, whatever changes between."""
+"""Laws of a job over units: however many ranks and processes do it, wherever it is killed, whatever changes between;
+and its helper processes, on shards that are scanned."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,13 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.entry_points import UnitRunner
-from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
+from energon_lite.errors import DatasetError, EnergonLiteError, UsageError, WorkerError
 from energon_lite.storage import sharded_job
 from energon_lite.storage import sharded_work as helpers
+from energon_lite.storage.dataset_scan import Shards
 from energon_lite.storage.sharded_job import Ranks, Runner, ShardedJob
-from energon_lite.storage.sharded_work import Outcome
+from energon_lite.storage.sharded_work import Outcome, run_units
+from energon_lite.storage.tar_scan import ShardScan
 from tests.number_units import Squares, done, write_inputs
-from tests.testing import in_time, killed_at_every_step
+from tests.testing import in_time, killed_at_every_step, until
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:
@@ -42,6 +49,12 @@ def begin(root: Path, texts: Sequence[str]) -> None:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     write_inputs(root, list(texts))
+
+
+@pytest.fixture
+def helpers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process leaves all units to its helpers."""
+    monkeypatch.setattr(helpers, "_WORK_HERE", False)
 
 
 @given(st.data())
@@ -114,14 +127,14 @@ def test_any_number_of_processes(fresh: Path, monkeypatch: pytest.MonkeyPatch, w
     assert sorted(done(fresh)) == list(range(8)) and list(job.errors) == [7]
 
 
-def test_a_helper_that_is_killed_costs_one_unit_and_the_next_run_does_it(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(helpers, "_WORK_HERE", False)
+@pytest.mark.usefixtures("helpers_alone")
+def test_a_helper_that_is_killed_costs_one_unit_and_the_next_run_does_it(fresh: Path) -> None:
     begin(fresh, ["1", "die", "3", "die", "5"])
     job = job_of(fresh, 5, workers=2)
     job.do_share()
     assert sorted(job.made) == [0, 2, 4] and sorted(job.errors) == [1, 3]
+    assert isinstance(job.errors[1], WorkerError) and "what is done is kept" in str(job.errors[1])
+    assert "number 1 died (exit code -9)" in job.errors[1].what
     with pytest.raises(DatasetError, match=r"2 of 5 shards cannot be squared:[\s\S]*number 1: .*died[\s\S]*number 3"):
         job.raise_errors(DatasetError, "be squared", "")
     write_inputs(fresh, ["1", "2", "3", "4", "5"])
@@ -217,3 +230,136 @@ def test_units_are_done_elsewhere(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
     job.run()
     assert done(fresh) == [2, 1, 0]
     assert [*job.errors] == [1] and [job.read(unit) for unit in (0, 2)] == [9, 144]
+
+
+# -- helper processes, on shards that are scanned
+
+
+NAMES = [f"{number:02d}.tar" for number in range(12)]
+
+
+@pytest.fixture
+def folder(make_tar: Callable[..., Path], tmp_path: Path) -> Path:
+    for number, name in enumerate(NAMES):
+        make_tar(f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
+    return tmp_path / "d"
+
+
+def scan(folder: Path) -> list[ShardScan | EnergonLiteError]:
+    """What is found in each shard, or why nothing is."""
+    shards = Shards(str(folder))
+    outcomes: dict[str, Outcome] = dict(run_units(shards, NAMES, workers=2))
+    return [one if isinstance(one, EnergonLiteError) else shards.read(name) for name, one in sorted(outcomes.items())]
+
+
+def boot_with(text: str) -> str:
+    """A helper that does something before it serves."""
+    return helpers._BOOT.replace("serve()", f"{text}; serve()")
+
+
+#: A helper that calls ``before(name)`` for each shard that it scans.
+PATCHED = (
+    "import energon_lite.storage.dataset_scan as s, os, time; scan = s.scan_shard; "
+    "s.scan_shard = lambda r, n: (before(n), scan(r, n))[1]"
+)
+
+
+@pytest.mark.usefixtures("helpers_alone")
+def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n == '05.tar' and 1 / 0"))
+    results = scan(folder)
+    assert [type(result) for result in results].count(ShardScan) == 11
+    assert isinstance(results[5], WorkerError) and "05.tar failed: ZeroDivisionError" in results[5].what
+    assert "Traceback" in results[5].what
+
+
+SCRIPT = """
+import sys
+from energon_lite.storage.dataset_scan import Shards
+from energon_lite.storage import sharded_work as helpers
+helpers._WORK_HERE = False
+folder = sys.argv[1]
+names = [f"{i:02d}.tar" for i in range(12)]
+done = dict(helpers.run_units(Shards(folder), names, workers=2))
+print(sum(Shards(folder).read(name).samples for name in names))
+"""
+
+
+def test_a_script_without_a_main_guard(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    output = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), str(folder)], capture_output=True, text=True, timeout=300
+    )
+    assert (output.stdout, output.stderr) == ("78\n", "")
+
+
+@pytest.mark.usefixtures("helpers_alone")
+def test_helpers_do_not_import_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    witness = tmp_path / "modules"
+    boot = helpers._BOOT + f"; open({str(witness)!r}, 'w').write(' '.join(sys.modules))"
+    monkeypatch.setattr(helpers, "_BOOT", boot)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)  # let them end by the end of their input
+    scan(folder)
+    modules = witness.read_text().split()
+    assert "numpy" in modules and "torch" not in modules
+
+
+def test_no_helper_outlives_a_caller_that_is_killed(folder: Path, tmp_path: Path) -> None:
+    slow = f"{PATCHED}; before = lambda n: time.sleep(1); serve()"
+    script = SCRIPT.replace("folder =", f"helpers._BOOT = helpers._BOOT.replace('serve()', {slow!r})\nfolder =")
+    (tmp_path / "script.py").write_text(script)
+    caller = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(folder)], stdout=subprocess.DEVNULL)
+    assert until(lambda: len(children(caller.pid)) == 2)
+    started = children(caller.pid)
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    assert len(started) == 2
+    assert until(lambda: not any(map(is_running, started)))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(status.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.usefixtures("helpers_alone")
+def test_an_answer_that_cannot_be_read_costs_one_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in the thread that asks: the unit has an error, and nobody waits for its result."""
+    stranger = "import sys; sys.stdout.buffer.write(b'cnowhere\\nNothing\\n.'); sys.stdout.flush(); sys.stdin.read()"
+    monkeypatch.setattr(helpers, "_BOOT", stranger)
+    results = in_time(lambda: scan(folder), 300)
+    assert len(results) == 12
+    assert all(isinstance(result, WorkerError) and "nowhere" in result.what for result in results)
+
+
+@pytest.mark.usefixtures("helpers_alone")
+def test_why_there_is_no_helper_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(folder / "no python"))
+    results = in_time(lambda: scan(folder))
+    assert all(isinstance(result, WorkerError) and "No such file" in result.what for result in results)
+
+
+@pytest.mark.usefixtures("helpers_alone")
+def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C, which comes while one waits for a unit."""
+    monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n > '01.tar' and time.sleep(600)"))
+    before = set(children(os.getpid()))  # such as the fork server of earlier tests
+    outcomes = run_units(Shards(str(folder)), NAMES, workers=3)
+    next(outcomes)
+    assert until(lambda: len(set(children(os.getpid())) - before) == 3)
+    started = set(children(os.getpid())) - before
+    in_time(outcomes.close)
+    assert not [pid for pid in started if is_running(pid)]
