@@ -252,7 +252,7 @@ def _column(leaf: Leaf, name: str, instead: str = _ENCODED) -> Lengths:
         raise UsageError(
             f"batches by tokens need numbers of all samples: {error.what}",
             where=error.where or leaf.name,
-            fix=f"{instead}; or {error.fix or 'measure the data set'}; or name another column by length_column",
+            fix=f"{instead}; or {error.fix or 'name another column by length_column, or measure the data set'}",
         ) from None
     return column
 

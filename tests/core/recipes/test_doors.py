@@ -282,7 +282,7 @@ def test_observers_that_cannot_be() -> None:
     ("module", "named", "says"),
     [
         ("COMMANDS = {'prepare': None}", "guest", "adds a command 'prepare', which is one of the core"),
-        ("DECODERS = {'av': None}", "guest", "DECODERS of guest_of_tests has 'av', which another package has, too"),
+        ("DECODERS = {'a': None}", "twice", "DECODERS of guest_of_tests has 'a', which another package has, too"),
         ("COMMAND = {}", "guest", "guest_of_tests has none of the tables of entries"),
         ("import no_such_module", "guest", "No module named 'no_such_module'"),
         ("COMMANDS = {'mine': Command('json:absent', '')}", "mine", "json has no 'absent'"),
@@ -300,7 +300,9 @@ def test_guests_that_cannot_be(
     (tmp_path / "guest_of_tests.py").write_text(f"from energon_lite.entry_points import Command\n{module}\n")
     (tmp_path / "guest-1.0.dist-info").mkdir()
     (tmp_path / "guest-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
-    (tmp_path / "guest-1.0.dist-info/entry_points.txt").write_text("[energon_lite]\nguest = guest_of_tests\n")
+    (tmp_path / "guest-1.0.dist-info/entry_points.txt").write_text(
+        "[energon_lite]\nguest = guest_of_tests\n" + "twin = guest_of_tests\n" * (named == "twice")
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for cached in (entry_points._guests, entry_points._merged):
         cached.cache_clear()
