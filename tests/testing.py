@@ -6,6 +6,7 @@ one of five, for the inner loop; ``full``, all; ``nightly``, twenty times as man
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -32,7 +33,14 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig
+from energon_lite import (
+    DataLoader,
+    SavableDataLoader,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_lite.cli.main import main
 from energon_lite.loading.executors.segments import SegmentReader
 from energon_lite.loading.executors.transport import receiving
@@ -52,6 +60,32 @@ def alone(workers: int) -> WorkerConfig:
 def take(batches: Iterable[T], count: int) -> list[T]:
     """The first so many of a loader's batches."""
     return list(islice(batches, count))
+
+
+#: What a loader is told, and what a ``WorkerConfig``; all else is told a data set.
+_OF_LOADERS, _OF_CONFIGS = (inspect.signature(kind).parameters.keys() for kind in (DataLoader, WorkerConfig))
+
+
+def train_loader(path: Any, num_workers: int = 0, **arguments: Any) -> SavableDataLoader:
+    """A loader of training data, of the only rank if nothing else is said.
+
+    Args:
+        arguments: of the data set, of the loader and of the ``WorkerConfig``.
+    """
+    return _loader(get_train_dataset, path, {"num_workers": num_workers, **arguments})
+
+
+def val_loader(path: Any, num_workers: int = 0, **arguments: Any) -> SavableDataLoader:
+    """The same of validation data."""
+    return _loader(get_val_dataset, path, {"num_workers": num_workers, **arguments})
+
+
+def _loader(get: Callable[..., Any], path: Any, arguments: dict[str, Any]) -> SavableDataLoader:
+    config, own = (
+        {name: arguments.pop(name) for name in names & arguments.keys()} for names in (_OF_CONFIGS, _OF_LOADERS)
+    )
+    arguments.setdefault("worker_config", WorkerConfig(**{"rank": 0, "world_size": 1, **config}))
+    return get_savable_loader(get(path, **arguments), **own)
 
 
 def invoke(*arguments: object, answers: str | None = None) -> Result:
@@ -159,6 +193,16 @@ def text_dataset(path: Path, count: int, *, shards: int = 1, prefix: str = "") -
     return write_dataset(
         path, {f"shard-{i:03d}.tar": samples[i * size : (i + 1) * size] for i in range(shards) if samples[i * size :]}
     )
+
+
+def metadataset(split: dict[str, Any]) -> dict[str, Any]:
+    """A metadataset that has the same in ``train`` and ``val``."""
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split, "val": split}}
+
+
+def blend_of(leaves: Iterable[tuple[Any, Any]], **more: Any) -> dict[str, Any]:
+    """A metadataset that blends ``(path, weight)``, each with ``more``."""
+    return metadataset({"blend": [{"path": str(path), "weight": weight, **more} for path, weight in leaves]})
 
 
 #: Examples of a test that says nothing else, where all are tried.

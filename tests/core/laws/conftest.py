@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
-from energon_lite.loading.iterators import lane_iterator
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.core.laws.oracle import Rendezvous
+from tests.core.laws import oracle
 from tests.core.laws.token_data import length_of
+from tests.testing import blend_of
 
 
 class Cluster:
@@ -72,17 +71,9 @@ def cluster() -> type[Cluster]:
 
 
 @pytest.fixture
-def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that run at the same time."""
-
-    def run(world: int, work: Callable[[int], Any]) -> list[Any]:
-        meeting = Rendezvous(world)
-        monkeypatch.setattr(lane_iterator, "agree_on_step", meeting.agree)
-        monkeypatch.setattr(lane_iterator, "check_group", lambda **_: None)
-        with ThreadPoolExecutor(world) as pool:
-            return list(pool.map(work, range(world)))
-
-    return run
+def on_ranks() -> Callable[..., list[Any]]:
+    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that meet before each step."""
+    return oracle.on_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -105,20 +96,6 @@ Leaves = Sequence[tuple[int, float]]
 
 
 @pytest.fixture(scope="session")
-def write_blend(
-    leaf_of: Callable[[int, str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Leaves], Any]:
+def write_blend(leaf_of: Callable[[int, str], Path]) -> Callable[[Leaves], Any]:
     """A blend of text leaves as a metadataset dict."""
-
-    def write(leaves: Leaves) -> dict[str, Any]:
-        blend = [
-            {"path": str(leaf_of(count, "abcdef"[number])), "weight": weight}
-            for number, (count, weight) in enumerate(leaves)
-        ]
-        return {
-            "__module__": "megatron.energon",
-            "__class__": "MetadatasetV2",
-            "splits": {"train": {"blend": blend}, "val": {"blend": blend}},
-        }
-
-    return write
+    return lambda leaves: blend_of((leaf_of(count, "abcdef"[n]), weight) for n, (count, weight) in enumerate(leaves))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset, stateless
 from tests.core.laws import token_data
 from tests.core.laws.content_encoders import Content
+from tests.testing import blend_of, metadataset
 
 #: Sizes of leaves: few, so that their files are written once.
 SIZES = st.sampled_from([1, 2, 3, 7, 20, 50, 120])
@@ -107,12 +108,10 @@ class Pipeline:
 
     def document(self, leaf_of: Callable[..., Any]) -> dict[str, Any]:
         """The metadataset."""
-        blend = [
-            {"path": str(leaf_of(count, "abcdef"[number])), self.key: value}
-            for number, (count, value) in enumerate(self.leaves)
-        ]
-        split = {"blend_epochized" if self.key == "repetitions" else "blend": blend}
-        return {"splits": {"train": split, "val": split}}
+        leaves = [(leaf_of(count, "abcdef"[number]), value) for number, (count, value) in enumerate(self.leaves)]
+        if self.key == "weight":
+            return blend_of(leaves)
+        return metadataset({"blend_epochized": [{"path": str(path), self.key: value} for path, value in leaves]})
 
     @property
     def worlds(self) -> list[int]:

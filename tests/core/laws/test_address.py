@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TaskEncoder
 from energon_lite.errors import SampleError, UsageError
-from tests.testing import ALONE
-
-
-def _train(metadataset: Any, encoder: Any, config: WorkerConfig, **kwargs: Any) -> Any:
-    return get_train_dataset(metadataset, batch_size=3, task_encoder=encoder, worker_config=config, **kwargs)
+from tests.core.laws.kinds import training
+from tests.testing import train_loader, val_loader
 
 
 def test_indices_that_hooks_can_ask_for(leaf_of: Any, cluster: Any) -> None:
@@ -23,8 +20,7 @@ def test_indices_that_hooks_can_ask_for(leaf_of: Any, cluster: Any) -> None:
         def encode_batch(self, batch: Any) -> Any:
             return batch | {"batch": self.current_batch_index}
 
-    leaf = leaf_of(5, "a")
-    with cluster(lambda config: _train(leaf, Asks(), config), 2, 1) as ranks:
+    with cluster(training(leaf_of(5, "a"), batch_size=3, task_encoder=Asks()), 2, 1) as ranks:
         batches = ranks.steps(5)
     assert [batch["batch"] for batch in batches] == list(range(10))
     numbers = [number for batch in batches for number in batch["sample"]]
@@ -47,9 +43,9 @@ def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None
         def encode_sample(self, sample: Any) -> Any:
             raise ValueError("no")
 
-    dataset = _train(leaf_of(5, "a"), Fails(), ALONE)
+    loader = train_loader(leaf_of(5, "a"), batch_size=3, task_encoder=Fails())
     with pytest.raises(SampleError, match="encode_sample: ValueError: no") as caught:
-        get_savable_loader(dataset).restore_sample(("sample", 0, 3, 0, 0))
+        loader.restore_sample(("sample", 0, 3, 0, 0))
     assert "a-5[train], a-3" in str(caught.value)
 
 
@@ -66,6 +62,5 @@ def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None
     ],
 )
 def test_foreign_keys_are_refused(leaf_of: Any, key: Any) -> None:
-    dataset = get_val_dataset(leaf_of(5, "a"), batch_size=2, worker_config=ALONE)
     with pytest.raises(UsageError, match="not a restore key"):
-        get_savable_loader(dataset).restore_sample(key)
+        val_loader(leaf_of(5, "a"), batch_size=2).restore_sample(key)

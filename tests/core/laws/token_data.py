@@ -53,19 +53,19 @@ def sequences(batches: list[Any]) -> list[list[int]]:
     return [tokens for tokens in tokens_of(batches) if tokens]
 
 
-STRATEGIES = st.sampled_from(
-    [
-        {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 3},
-        {"strategy": "bfd", "capacity": CAPACITY},
-        {"strategy": "bfd", "capacity": 50, "oversize": "split"},
-        {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4},
-        {"strategy": "concat_split", "tokens": 64},
-        {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
-        {"strategy": "fixed", "batch_size": 3},
-        {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
-        {"strategy": "length_difference", "batch_size": 4, "max_difference": 5},
-    ]
+#: Documents of strategies.
+DOCUMENTS: tuple[dict[str, Any], ...] = (
+    {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 3},
+    {"strategy": "bfd", "capacity": CAPACITY},
+    {"strategy": "bfd", "capacity": 50, "oversize": "split"},
+    {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4},
+    {"strategy": "concat_split", "tokens": 64},
+    {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
+    {"strategy": "fixed", "batch_size": 3},
+    {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
+    {"strategy": "length_difference", "batch_size": 4, "max_difference": 5},
 )
+STRATEGIES = st.sampled_from(DOCUMENTS)
 SEGMENTS = st.lists(
     st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 0, 0, 2]), st.integers(0, 8)), min_size=1, max_size=4
 )
