@@ -13,7 +13,7 @@ from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws import oracle
 from tests.core.laws.token_data import length_of
-from tests.testing import blend_of
+from tests.testing import blend_of, write_dataset
 
 
 class Cluster:
@@ -99,3 +99,11 @@ Leaves = Sequence[tuple[int, float]]
 def write_blend(leaf_of: Callable[[int, str], Path]) -> Callable[[Leaves], Any]:
     """A blend of text leaves as a metadataset dict."""
     return lambda leaves: blend_of((leaf_of(count, "abcdef"[n]), weight) for n, (count, weight) in enumerate(leaves))
+
+
+@pytest.fixture(scope="session")
+def crude(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 crude samples, whose texts are their keys."""
+    samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
+    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    return write_dataset(tmp_path_factory.mktemp("crude") / "data", {"a.tar": samples}, dataset_yaml=yaml)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.errors import FatalSampleError
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
+from energon_lite.errors import FatalSampleError, SampleError, UsageError
 from energon_lite.loading.saved_states import merged, redistributed
-from tests.core.laws.kinds import KINDS, Pipeline
+from tests.core.laws.kinds import KINDS, Pipeline, training
 from tests.core.laws.naive_items import plain
-from tests.testing import examples
+from tests.testing import examples, train_loader, val_loader
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
@@ -102,3 +102,57 @@ def test_each_batch_again_from_its_key(
         key = batch["__restore_key__"] if isinstance(batch, dict) else batch.__restore_key__
         assert same(other.restore_sample(json.loads(json.dumps(key))), batch)
     assert other.save_state_rank() == before
+
+
+def test_indices_that_hooks_can_ask_for(leaf_of: Any, cluster: Any) -> None:
+    class Asks(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            return {"sample": self.current_sample_index, "text": sample.text}
+
+        def encode_batch(self, batch: Any) -> Any:
+            return batch | {"batch": self.current_batch_index}
+
+    with cluster(training(leaf_of(5, "a"), batch_size=3, task_encoder=Asks()), 2, 1) as ranks:
+        batches = ranks.steps(5)
+    assert [batch["batch"] for batch in batches] == list(range(10))
+    numbers = [number for batch in batches for number in batch["sample"]]
+    assert sorted(numbers) == list(range(30))  # 6 epochs of 5, each number once
+    for batch in batches:
+        for number, text in zip(batch["sample"], batch["text"], strict=True):
+            assert text == f"a-{number % 5}"
+
+
+def test_asking_outside_of_a_hook_is_an_error() -> None:
+    encoder = TaskEncoder()
+    with pytest.raises(UsageError, match="outside of a hook"):
+        encoder.rng  # noqa: B018
+    with pytest.raises(UsageError, match="outside of a hook"):
+        encoder.current_batch_index  # noqa: B018
+
+
+def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None:
+    class Fails(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            raise ValueError("no")
+
+    loader = train_loader(leaf_of(5, "a"), batch_size=3, task_encoder=Fails())
+    with pytest.raises(SampleError, match="encode_sample: ValueError: no") as caught:
+        loader.restore_sample(("sample", 0, 3, 0, 0))
+    assert "a-5[train], a-3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        (),
+        ("batch", 0),
+        ("sample", 99, 0, 0, 0),
+        ("sample", 0, 5, 0, 0),
+        ("batch", 0, -1),
+        ("Webdataset", 5),
+        ("batch", "0", "1"),
+    ],
+)
+def test_foreign_keys_are_refused(leaf_of: Any, key: Any) -> None:
+    with pytest.raises(UsageError, match="not a restore key"):
+        val_loader(leaf_of(5, "a"), batch_size=2).restore_sample(key)

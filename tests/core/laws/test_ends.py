@@ -4,6 +4,8 @@ those on which the pass began."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
-from energon_lite.extras.energon import BatchDataset, MapDataset
-from tests.testing import examples
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
+from energon_lite.errors import StateError, TopologyError
+from energon_lite.extras.energon import BatchDataset, LimitDataset, MapDataset, RepeatDataset
+from tests.core.laws.content_encoders import Content
+from tests.core.laws.kinds import validation
+from tests.testing import examples, val_loader
 
 
 class Names(TaskEncoder):
@@ -57,8 +62,7 @@ def _steps(
         most = 1000 if number + 1 == len(chain) else count
 
         def work(rank: int, world: int = world, most: int = most, states: Any = states) -> Any:
-            config = WorkerConfig(rank=rank, world_size=world)
-            loader = get_savable_loader(get_val_dataset(leaf, worker_config=config, **KINDS[kind], **arguments))
+            loader = val_loader(leaf, rank=rank, world_size=world, **KINDS[kind], **arguments)
             if states is not None:
                 loader.restore_state_global(states)
             batches = [batch["__key__"] for _, batch in zip(range(most), loader, strict=False)]
@@ -122,12 +126,8 @@ class Rows(TaskEncoder):
 
 def _rows(leaf: Any, wrapped: Callable[[Any], Any]) -> list[list[int]]:
     """Rows of the tensors that each of two ranks gets of five samples in batches of two."""
-    found = []
-    for rank in range(2):
-        config = WorkerConfig(rank=rank, world_size=2)
-        inner = get_val_dataset(leaf, worker_config=config, batch_size=2, task_encoder=Rows())
-        found.append([len(tensor) for tensor in get_savable_loader(wrapped(inner))])
-    return found
+    inner = [val_loader(leaf, rank=n, world_size=2, batch_size=2, task_encoder=Rows()).dataset for n in range(2)]
+    return [[len(tensor) for tensor in get_savable_loader(wrapped(one))] for one in inner]
 
 
 def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: Any) -> None:
@@ -145,3 +145,34 @@ def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: A
 
 def test_a_function_is_given_the_batch_without_samples_too(leaf_of: Any) -> None:
     assert _rows(leaf_of(5, "a"), lambda inner: MapDataset(inner, lambda batch: batch["x"])) == [[2, 1], [2, 0]]
+
+
+def test_repetitions_go_on_on_other_ranks_and_limits_where_they_can_be_divided(on_ranks: Any, leaf_of: Any) -> None:
+    inside = validation(leaf_of(30, "a"), chunk_size=5, lanes=6, **Content(groups=2).arguments())
+
+    def items(world: int, steps: int, wrapped: Callable[[Any], Any], states: Any = None) -> tuple[list[Any], list[Any]]:
+        def work(rank: int) -> Any:
+            one = get_savable_loader(wrapped(inside(WorkerConfig(rank=rank, world_size=world))))
+            if states is not None:
+                one.restore_state_global(states)
+            return [item["__key__"] for item in islice(one, steps)], one.save_state_rank()
+
+        done = on_ranks(world, work)
+        return [key for step in zip(*(keys for keys, _ in done), strict=True) for key in step if key], [
+            state for _, state in done
+        ]
+
+    five, four = (partial(LimitDataset, length=length) for length in (5, 4))
+    alone, _ = items(1, 40, RepeatDataset)
+    for world, after in ((1, 3), (3, 2), (2, 6)):
+        before, states = items(world, 9, RepeatDataset)
+        behind, _ = items(after, 3, RepeatDataset, states)
+        assert before + behind == alone[: len(before) + len(behind)]
+    _, states = items(2, 2, five)
+    assert len(items(1, 99, five, states)[0]) == 6  # of 10 micro-batches, 4 were delivered
+    _, states = items(1, 1, four)
+    with pytest.raises(TopologyError, match="3 micro-batches are left of a limit that began on 1 ranks"):
+        items(2, 99, four, states)
+    for loops in (None, [], [1, 1], ["no"], [-1]):
+        with pytest.raises(StateError, match="the state is damaged: loops"):
+            items(1, 99, four, [{**states[0], "loops": loops}])

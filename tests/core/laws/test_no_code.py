@@ -14,18 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin
 
 from energon_lite import (
     SavableDataLoader,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
 )
 from energon_lite.errors import (
     ConfigError,
@@ -41,7 +35,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.testing import ALONE
+from tests.testing import train_loader, val_loader
 
 
 class _Bomb:
@@ -60,7 +54,7 @@ def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, text_y
     samples = [(str(number), {name: pickle.dumps(_Bomb(bomb))}) for number in range(3)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=text_yaml.replace("txt", name))
     with pytest.raises(FatalSampleError, match="is a pickle, which can run code"):
-        list(get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE)))
+        list(val_loader(path, batch_size=2))
     assert not bomb.exists()
 
 
@@ -112,7 +106,7 @@ def test_postscript_with_another_name_is_no_sample(
     yaml = f"sample_type: ImageSample\nfield_map: {{image: {part}}}\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [(str(n), {part: data}) for n in range(3)]}, dataset_yaml=yaml)
     with pytest.raises(FatalSampleError, match="not an image as the name means"):
-        list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
+        list(val_loader(path, batch_size=1))
     assert not ghostscript.exists()
 
 
@@ -141,7 +135,7 @@ def test_a_data_set_reads_nothing_outside_of_its_folder(
         scans = [scan_shard(str(path), "a.tar"), replace(scan_shard(str(outside.parent), "key.tar"), name=name)]
         PackedIndex.from_scans(scans).write(str(path / ".nv-meta" / "energon_lite.idx"))
     with pytest.raises(DatasetError, match="outside of the data set's folder") as caught:
-        list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
+        list(val_loader(path, batch_size=1))
     assert "private" not in str(caught.value)
 
 
@@ -151,7 +145,7 @@ def test_links_of_the_file_system_are_followed(tmp_path: Path, write_dataset: An
     path = write_dataset(tmp_path / "data", {"b.tar": [("1", {"txt": b"y"})]}, splits={"val": ["a.tar", "b.tar"]})
     (path / "a.tar").symlink_to(outside / "a.tar")
     (path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {"a.tar": 1, "b.tar": 1}}))
-    (batch,) = get_loader(get_val_dataset(path, batch_size=2, worker_config=ALONE))
+    (batch,) = val_loader(path, batch_size=2)
     assert batch.text == ["x", "y"]
 
 
@@ -160,7 +154,7 @@ def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, write_dataset: Any
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
     (path / ".nv-meta" / name).write_bytes(b"\xff\xfe\0")
     with pytest.raises((DatasetError, ConfigError), match=re.escape(name)):
-        get_val_dataset(path, batch_size=1, worker_config=ALONE)
+        val_loader(path, batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +171,7 @@ def test_yaml_runs_nothing(tmp_path: Path, write_dataset: Any, monkeypatch: pyte
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "evil.py").write_text("import os\nos.mkdir('bomb')\ndef sample_loader(s): return {}\n")
     with pytest.raises((TrustError, UsageError, ValueError), match=r"dataset\.yaml"):
-        get_val_dataset(path, batch_size=1, worker_config=ALONE)
+        val_loader(path, batch_size=1)
     assert not (tmp_path / "bomb").exists()
 
 
@@ -185,8 +179,7 @@ def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path, write_dataset: 
     yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: mine.py:wanted\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "mine.py").write_text("def wanted(part): return part == 'txt'\n")
-    dataset = get_val_dataset(path, batch_size=None, worker_config=ALONE, trust_code=True)
-    (sample,) = get_loader(dataset)
+    (sample,) = val_loader(path, trust_code=True)
     assert sample["txt"] == "x" and "bin" not in sample
 
 
@@ -195,16 +188,15 @@ def test_trusted_code_is_run_when_the_caller_says_so(tmp_path: Path, write_datas
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "mine.py").write_text("def load(raw): return {'text': raw['txt'] * 2}\n")
     with pytest.raises(TrustError, match="trust_code=True"):
-        get_val_dataset(path, batch_size=1, worker_config=ALONE)
-    dataset = get_val_dataset(path, batch_size=1, worker_config=ALONE, trust_code=True)
-    assert [batch.text for batch in get_loader(dataset)] == [["xx"]]
+        val_loader(path, batch_size=1)
+    assert [batch.text for batch in val_loader(path, batch_size=1, trust_code=True)] == [["xx"]]
 
 
 # -- states that do not fit -----------------------------------------------------------------------------------------
 
 
-def _loader(path: Any, **kwargs: Any) -> SavableDataLoader:
-    return get_savable_loader(get_train_dataset(path, **({"batch_size": 2, "worker_config": ALONE} | kwargs)))
+def _loader(path: Any, **arguments: Any) -> SavableDataLoader:
+    return train_loader(path, **{"batch_size": 2, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +205,7 @@ def _loader(path: Any, **kwargs: Any) -> SavableDataLoader:
         ({"batch_size": 3}, "batch_size: 2 in the state, 3 here"),
         ({"shuffle_buffer_size": 10}, "shuffle_buffer_size: None in the state, 10 here"),
         ({"max_samples_per_sequence": 5}, "max_samples_per_sequence: None in the state, 5 here"),
-        ({"worker_config": WorkerConfig(rank=0, world_size=1, seed_offset=7)}, "seed: 0 in the state, 7 here"),
+        ({"seed_offset": 7}, "seed: 0 in the state, 7 here"),
         ({"split_part": "val"}, "split_part: 'train' in the state, 'val' here"),
         ({"repeat": False}, "repeat: True in the state, False here"),
         ({"shuffle_over_epochs_multiplier": 2}, r"data set 0 \(.*a-20, 20 samples"),
@@ -250,10 +242,10 @@ def test_the_leaf_that_differs_is_named(write_blend: Callable[..., Any]) -> None
         _loader(write_blend([(5, 2.0), *leaves[1:]])).restore_state_rank(state)
 
 
-def test_what_may_change_may_change(leaf_of: Any, cluster: Any) -> None:
+def test_what_may_change_may_change(leaf_of: Any) -> None:
     state = _loader(leaf_of(20, "a")).save_state_rank()
-    config = WorkerConfig(rank=3, world_size=5, num_workers=2)
-    _loader(leaf_of(20, "a"), worker_config=config, virtual_epoch_length=7).restore_state_rank(state)
+    other = {"rank": 3, "world_size": 5, "num_workers": 2, "virtual_epoch_length": 7}
+    _loader(leaf_of(20, "a"), **other).restore_state_rank(state)
 
 
 @pytest.mark.parametrize(
@@ -289,9 +281,8 @@ def test_states_of_many_ranks(leaf_of: Any) -> None:
     two = loader.save_state_rank()
     loader.restore_state_global([one, None, one])
     assert loader.save_state_rank() == one
-    with pytest.raises(
-        StateMismatchError, match=r"not at the same step:\n    state 0: pass 0, micro-batch 1\n    state 1"
-    ):
+    two_steps = r"not at the same step:\n    state 0: pass 0, micro-batch 1\n    state 1"
+    with pytest.raises(StateMismatchError, match=two_steps):
         loader.restore_state_global([one, two])
     with pytest.raises(StateError, match="not a loader state"):
         loader.restore_state_global("x")  # type: ignore[arg-type]
@@ -300,9 +291,3 @@ def test_states_of_many_ranks(leaf_of: Any) -> None:
         with pytest.raises(StateError, match="there is no state"):
             loader.restore_state_global(nothing)
     assert loader.save_state_rank() == one
-
-
-def test_torch_save_keeps_a_state_loadable_without_pickles(leaf_of: Any, tmp_path: Path) -> None:
-    loader = _loader(leaf_of(20, "a"))
-    torch.save({"loader": loader.state_dict(), "step": 3}, tmp_path / "c.pt")
-    loader.load_state_dict(torch.load(tmp_path / "c.pt", weights_only=True)["loader"])

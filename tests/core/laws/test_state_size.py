@@ -11,13 +11,10 @@ import msgpack
 import pytest
 import torch
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.saved_states import merged, redistributed
-
-# Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
-from tests.testing import ALONE
+from tests.testing import blend_of, train_loader
 
 LIMIT = 4096
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
@@ -26,8 +23,7 @@ PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
 @pytest.fixture
 def hundred(leaf_of: Any) -> dict[str, Any]:
     """A blend of 100 leaves."""
-    blend = [{"path": str(leaf_of(5 + number % 7, "a")), "weight": 1 + number / 7} for number in range(100)]
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
+    return blend_of((leaf_of(5 + number % 7, "a"), 1 + number / 7) for number in range(100))
 
 
 def check(loader: Any, state: Any, tmp_path: Path, limit: int = LIMIT) -> None:
@@ -43,12 +39,9 @@ def check(loader: Any, state: Any, tmp_path: Path, limit: int = LIMIT) -> None:
 
 @pytest.mark.parametrize(("packs", "world"), [(True, 1), (True, 8), (False, 16)])
 def test_a_hundred_leaves(hundred: Any, tmp_path: Path, packs: bool, world: int) -> None:
-    config = WorkerConfig(rank=world - 1, world_size=world, num_workers=2, seed_offset=123456)
-    arguments = {"chunk_size": 21, "lanes": 64, **PACKED_GROUPS.arguments()} if packs else {"batch_size": 128}
-    dataset = get_train_dataset(
-        hundred, worker_config=config, shuffle_buffer_size=100_000, max_samples_per_sequence=10_000, **arguments
-    )
-    with get_savable_loader(dataset) as loader:
+    arguments: Any = {"chunk_size": 21, "lanes": 64, **PACKED_GROUPS.arguments()} if packs else {"batch_size": 128}
+    arguments |= {"shuffle_buffer_size": 100_000, "max_samples_per_sequence": 10_000, "seed_offset": 123456}
+    with train_loader(hundred, 2, rank=world - 1, world_size=world, **arguments) as loader:
         times = []
         for _ in zip(range(40 if packs else 20), loader, strict=False):  # workers are busy
             start = time.thread_time()
@@ -69,13 +62,9 @@ def test_a_hundred_leaves(hundred: Any, tmp_path: Path, packs: bool, world: int)
 
 def test_after_a_rebase_of_a_hundred_leaves(hundred: Any, tmp_path: Path) -> None:
     """With more than a billion samples of each leaf behind it."""
-
-    def build(blend: Any) -> Any:
-        return get_train_dataset(blend, batch_size=128, worker_config=ALONE)
-
-    new = json.loads(json.dumps(hundred))
-    new["splits"]["train"]["blend"][7]["weight"] = 50
-    state = get_savable_loader(build(hundred)).save_state_rank() or {}
-    state, report = rebase_state(state | {"position": 10**10}, build(hundred), build(new))
+    changed = json.loads(json.dumps(hundred))
+    changed["splits"]["train"]["blend"][7]["weight"] = 50
+    old, new = (train_loader(blend, batch_size=128) for blend in (hundred, changed))
+    state, report = rebase_state((old.save_state_rank() or {}) | {"position": 10**10}, old.dataset, new.dataset)
     assert {leaf.change for leaf in report.leaves} == {"stays"} and min(one.shown for one in report.leaves) > 10**9
-    check(get_savable_loader(build(new)), state, tmp_path)
+    check(new, state, tmp_path)

@@ -13,7 +13,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, take, train_loader
 
 
 class Keys(TaskEncoder):
@@ -38,20 +38,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "tokens": {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "bfd", "capacity": 100}},
     "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
 }
-CONCAT: dict[str, Any] = {
-    "batch_size": None,
-    "chunk_size": 11,
-    "batching": {"strategy": "concat_split", "tokens": 64},
-}
 worlds = st.sampled_from([1, 2, 3, 4])
 
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
-def build(path: Any, kind: str, config: WorkerConfig | None = None, **more: Any) -> Any:
+def build(path: Any, kind: str, config: WorkerConfig = ALONE, **more: Any) -> Any:
     encoder = Groups() if kind == "groups" else Keys()
-    config = config or ALONE
     make = get_val_dataset if more.pop("validate", False) else get_train_dataset
     return make(path, task_encoder=encoder, worker_config=config, **KINDS[kind], **more)
 
@@ -60,7 +54,9 @@ def keys(batches: list[Any]) -> list[list[str]]:
     return [batch["__key__"] if isinstance(batch["__key__"], list) else [batch["__key__"]] for batch in batches]
 
 
-def loader_of(path: Any, kind: str, rank: int, world: int, skip: Any = (), workers: int = 0, **more: Any) -> Any:
+def loader_of(
+    path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (), workers: int = 0, **more: Any
+) -> Any:
     config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
     return get_savable_loader(build(path, kind, config, **more), skip_steps=skip)
 
@@ -90,8 +86,7 @@ def test_what_a_step_has_is_known_without_reading(
         loaders = [loader_of(path, kind, rank, second) for rank in range(second)]
     for loader in loaders:
         loader.restore_state_rank(state)
-    for _ in zip(range(at), loaders[-1], strict=False):
-        pass
+    take(loaders[-1], at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SampleReader, "sample", None)
         patch.setattr(SampleReader, "read", None)
@@ -122,8 +117,8 @@ def test_passes_that_end(leaf_of: Any, kind: str, validate: bool) -> None:
 
 
 def test_pieces_say_which_tokens(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(50, "a"), task_encoder=Keys(), worker_config=ALONE, **CONCAT)
-    loader = get_savable_loader(dataset)
+    more: Any = {"batching": {"strategy": "concat_split", "tokens": 64}, "chunk_size": 11}
+    loader = train_loader(leaf_of(50, "a"), task_encoder=Keys(), **more)
     samples = [sample for step in range(20) for sample in loader.samples_at(step)]
     cut = [sample for sample in samples if sample.length is not None]
     assert cut and any(sample.start for sample in cut) and len(cut) < len(samples)
@@ -132,17 +127,14 @@ def test_pieces_say_which_tokens(leaf_of: Any) -> None:
 def test_steps_that_are_not_there(leaf_of: Any) -> None:
     path = leaf_of(50, "a")
     for kind in ("planned", "tokens"):
-        loader = loader_of(path, kind, 0, 1)
-        with pytest.raises(UsageError, match="no step -1 in pass 0"):
-            loader.samples_at(-1)
-        with pytest.raises(UsageError, match="no step 0 in pass 1"):
-            loader.samples_at(0, pass_number=1)
+        for step, number in ((-1, 0), (0, 1)):
+            with pytest.raises(UsageError, match=f"no step {step} in pass {number}"):
+                loader_of(path, kind).samples_at(step, pass_number=number)
     with pytest.raises(UsageError, match="decided by the hooks"):
-        loader_of(path, "groups", 0, 1).samples_at(0)
+        loader_of(path, "groups").samples_at(0)
     old, new = build(path, "planned"), build(leaf_of(7, "b"), "planned")
     state, _ = rebase_state(get_savable_loader(old).save_state_rank() | {"position": 9}, old, new)
-    loader = get_savable_loader(new)
-    loader.restore_state_rank(state)
+    loader = get_savable_loader(new).with_restored_state_rank(state)
     assert len(loader.samples_at(9)) == 3
     with pytest.raises(UsageError, match="before the blend was changed"):
         loader.samples_at(8)
@@ -174,7 +166,7 @@ def test_steps_that_are_passed_over_move_nothing_else(
         for rank in range(world):
             with loader_of(path, kind, rank, world, skip, workers) as loader:
                 loader.restore_state_rank(None if states is None else states[rank])
-                found.append(keys([batch for _, batch in zip(range(count), loader, strict=False)]))
+                found.append(keys(take(loader, count)))
                 saved.append(json.loads(json.dumps(loader.save_state_rank())))
         return [list(one) for one in zip(*found, strict=True)], saved
 
@@ -215,8 +207,7 @@ def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(SampleReader, "read", counted)
     loader = loader_of(leaf_of(50, "a"), "planned", 0, 1, range(1, 10_000))
     planned = [sample.index for step in (0, 10_000) for sample in loader.samples_at(step)]
-    for _ in zip(range(2), loader, strict=False):
-        pass
+    take(loader, 2)
     assert read == planned
 
 

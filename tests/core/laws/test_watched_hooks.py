@@ -20,15 +20,12 @@ from energon_lite import (
     Cooker,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     cooker,
-    get_savable_loader,
-    get_train_dataset,
     stateless,
 )
 from energon_lite.hooks import LendingScope
 from energon_lite.hooks.global_generators import Marks
-from tests.testing import ALONE, examples
+from tests.testing import examples, take, train_loader
 
 #: Ways to draw a number, or to change a state, that all have to be noticed.
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -97,9 +94,9 @@ def _batches(path: Any, encoder: Any, count: int, *, world: int = 1, workers: in
     with ExitStack() as stack:
         ranks: list[Iterator[Any]] = []
         for rank in range(world):
-            config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-            dataset = get_train_dataset(path, task_encoder=encoder, batch_size=4, worker_config=config)
-            ranks.append(iter(stack.enter_context(get_savable_loader(dataset, start_method=start))))
+            how: Any = {"rank": rank, "world_size": world, "start_method": start}
+            loader = train_loader(path, workers, task_encoder=encoder, batch_size=4, **how)
+            ranks.append(iter(stack.enter_context(loader)))
         return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]
 
 
@@ -149,18 +146,12 @@ def test_hooks_run_again_at_most_once_and_never_if_they_draw_at_first(
     leaf_of: Any, draws_from: int, twice: int
 ) -> None:
     encoder = Counts(draws_from)
-    dataset = get_train_dataset(leaf_of(60), task_encoder=encoder, batch_size=4, worker_config=ALONE)
-    batches = list(itertools.islice(get_savable_loader(dataset), 15))
+    batches = take(train_loader(leaf_of(60), task_encoder=encoder, batch_size=4), 15)
     assert len({key for batch in batches for key in batch}) == 60
     assert sum(count == 2 for count in encoder.calls.values()) <= twice and max(encoder.calls.values()) <= 2
     assert (encoder.calls.total() > 60) == bool(twice)
-
-
-def test_hooks_that_draw_nothing_are_not_seeded_after_the_first_batch(leaf_of: Any) -> None:
-    encoder = Counts(100)
-    dataset = get_train_dataset(leaf_of(60), task_encoder=encoder, batch_size=4, worker_config=ALONE)
-    list(itertools.islice(get_savable_loader(dataset), 15))
-    assert len(encoder.states) == 4 + 1, "those of the first batch, and the caller's"
+    if draws_from == 100:  # none draws: only those of the first batch are seeded
+        assert len(encoder.states) == 4 + 1, "those of the first batch, and the caller's"
 
 
 @cooker
@@ -185,11 +176,8 @@ class CooksSeeded(Cooks):
         return super().encode_sample(sample)
 
 
-def test_cookers_are_watched_too(write_dataset: Callable[..., Any], tmp_path: Any) -> None:
-    samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)
-    assert _batches(path, Cooks(), 24) == _batches(path, CooksSeeded(), 24)
+def test_cookers_are_watched_too(crude: Any) -> None:
+    assert _batches(crude, Cooks(), 24) == _batches(crude, CooksSeeded(), 24)
 
 
 class Reads(TaskEncoder):

@@ -40,10 +40,6 @@ class Tokens(TaskEncoder):
         return pack_sequences([], pad=-1)
 
 
-def alone() -> WorkerConfig:
-    return ALONE
-
-
 def tokens_of(batches: Iterable[Any]) -> list[list[int]]:
     return [batch.tokens[0].tolist() for batch in batches]
 
@@ -72,6 +68,6 @@ SEGMENTS = st.lists(
 QUIET = settings(deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def dataset_of(path: Any, config: WorkerConfig | None = None, encoder: TaskEncoder | None = None, **more: Any) -> Any:
+def dataset_of(path: Any, config: WorkerConfig = ALONE, encoder: TaskEncoder | None = None, **more: Any) -> Any:
     arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "chunk_size": 40, **more}
-    return get_train_dataset(path, worker_config=config or alone(), task_encoder=encoder or Tokens(), **arguments)
+    return get_train_dataset(path, worker_config=config, task_encoder=encoder or Tokens(), **arguments)

@@ -1,4 +1,4 @@
-"""How far ahead workers work, and that nothing they do, or do not do, holds their trainer up."""
+"""How far ahead workers work, and that nothing they do, or do not do, holds their trainer up; forks of busy processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import itertools
 import logging
 import multiprocessing
 import os
+import select
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -21,6 +25,7 @@ import torch
 from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import worker_handle, worker_process
+from energon_lite.loading.executors.worker_process import renew_streams
 from tests.testing import alone, nightly_but, told_of, until
 
 
@@ -280,3 +285,65 @@ def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: py
         logger.removeHandler(handler)
         handler.close()
     assert "No space left on device" in (tmp_path / "log").read_text()
+
+
+@contextmanager
+def held(stream: IO[str]) -> Iterator[None]:
+    """Another thread is in the middle of a write, for it writes to a pipe that nobody reads."""
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            stream.buffer.write(b"x" * (1 << 20))  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    assert until(lambda: not select.select([], [stream], [], 0)[1])
+    yield
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_a_child_can_write_where_a_thread_of_its_parent_was_writing(renewed: bool, tmp_path: Path) -> None:
+    """Without new streams the child hangs: the test shows both."""
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w", encoding="utf-8")
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("test.forked")
+    logger.addHandler(handler)
+    try:
+        with held(stream):
+            child = os.fork()
+            if not child:
+                if renewed:
+                    renew_streams()
+                    os.dup2(os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY), writing)
+                logger.warning("here")
+                os._exit(0)
+            done = threading.Event()
+            waiting = threading.Thread(target=lambda: (os.waitpid(child, 0), done.set()), daemon=True)
+            waiting.start()
+            assert done.wait(120 if renewed else 1) == renewed
+            if renewed:
+                assert (tmp_path / "log").read_text().startswith("here\n")
+            else:
+                os.kill(child, 9)
+            waiting.join()
+    finally:
+        logger.removeHandler(handler)
+        os.close(reading)  # the thread gets EPIPE and ends
+
+
+def test_a_child_logs_into_the_file_that_its_parent_logs_into(tmp_path: Path) -> None:
+    handler, logger = logging.FileHandler(tmp_path / "log"), logging.getLogger("test.forked")
+    logger.addHandler(handler)
+    try:
+        logger.warning("parent")
+        child = os.fork()
+        if not child:
+            renew_streams()
+            logger.warning("child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / "log").read_text() == "parent\nchild\n"
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
