@@ -17,16 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, alone, take
+from tests.testing import take, train_loader
 
 STEPS = 60
 
 
 def _train(path: Path, folder: Path, workers: int, pause: float = 0.002) -> None:
     """A loop as users write it: log each step, save every third, begin where the newest state says."""
-    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=alone(workers)))
+    loader = train_loader(path, workers, batch_size=3)
     state = folder / "state.pt"
     step = 0
     if state.exists():
@@ -157,9 +156,8 @@ def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tm
     for rank in range(2):
         logged = _logged(tmp_path / f"log-{rank}")
         last = max(step for step, _ in logged)
-        config = WorkerConfig(rank=rank, world_size=2)
-        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config)
-        expected = [tuple(batch.__key__) for batch in take(get_savable_loader(dataset), last)]
+        loader = train_loader(leaf_of(50, "a"), rank=rank, world_size=2, batch_size=3)
+        expected = [tuple(batch.__key__) for batch in take(loader, last)]
         assert len(logged) > last, "nothing was done twice: no rank was restarted"
         assert {step for step, _ in logged} == set(range(1, last + 1))
         assert all(keys == expected[step - 1] for step, keys in logged)
@@ -196,9 +194,7 @@ def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path)
         os.killpg(trainer.pid, signal.SIGTERM)
         assert trainer.wait(300) == 0
     state, key = torch.load(tmp_path / "state.pt", weights_only=True)
-    loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
+    loader, restored = (train_loader(leaf_of(50, "a"), batch_size=3) for _ in range(2))
     keys = [batch.__key__ for batch in take(loader, state["position"] + 1)]
     assert keys[state["position"] - 1] == key
-    restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
-    restored.restore_state_rank(state)
-    assert next(iter(restored)).__key__ == keys[state["position"]]
+    assert next(iter(restored.with_restored_state_rank(state))).__key__ == keys[state["position"]]

@@ -1,4 +1,4 @@
-"""How a loader begins and ends, by torch's names and Energon 8's: length, last batch, ``with``, ``shutdown``, states."""
+"""How a loader begins and ends, by torch's names and Energon 8's: length, last batch, ``with``, ``shutdown``, state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,13 @@ import torch
 from energon_lite import (
     SavableDataLoader,
     TaskEncoder,
-    WorkerConfig,
     get_loader,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     stateless,
 )
 from energon_lite.errors import UnknownLengthError, UsageError
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, alone, take, train_loader, val_loader
 
 
 class Where(TaskEncoder):
@@ -42,31 +41,23 @@ def dataset(leaf: Path, workers: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["fork", "thread", "main"])
-def test_worker_types_make_the_same_batches(leaf_of: Callable[..., Path], kind: str) -> None:
-    one = dataset(leaf_of(50), 0)
-    expected = take(get_loader(one), 3)
+def test_worker_types_make_the_same_batches(
+    leaf_of: Callable[..., Path], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = take(get_loader(dataset(leaf_of(50), 0)), 3)
     with get_savable_loader(dataset(leaf_of(50), 2), worker_type=kind) as loader:
         found = take(loader, 3)
     assert [batch["drawn"] for batch in found] == [batch["drawn"] for batch in expected]
     here = {pid == os.getpid() for batch in found for pid in batch["pid"]}
     assert here == {kind in ("thread", "main")}
-
-
-def test_hooks_of_threads_that_draw_by_their_own_generator_run_side_by_side(
-    leaf_of: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    with get_loader(dataset(leaf_of(50), 2), worker_type="thread") as loader:
-        next(iter(loader))
-    assert "one at a time" not in caplog.text
+    assert "one at a time" not in caplog.text  # threads: hooks that draw by their own generator run side by side
 
 
 def test_shutdown_ends_the_workers_and_a_chain_restores(leaf_of: Callable[..., Path]) -> None:
     loader = get_savable_loader(dataset(leaf_of(50), 1))
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
+    take(loader, 3)
     state = loader.save_state_rank()
-    following = next(batches)["__key__"]
+    following = next(iter(loader))["__key__"]
     loader.shutdown()
     loader.shutdown()
     assert loader.stats()["queue"]["pending"] == 0
@@ -80,12 +71,13 @@ def test_shutdown_ends_the_workers_and_a_chain_restores(leaf_of: Callable[..., P
 def test_what_does_not_go_together(leaf_of: Callable[..., Path]) -> None:
     one = dataset(leaf_of(50), 1)
     assert get_loader(one, worker_type="fork", start_method="fork", pin_memory="automatic")
-    with pytest.raises(UsageError, match="worker_type='thread' with start_method='spawn'"):
-        get_loader(one, worker_type="thread", start_method="spawn")
-    with pytest.raises(UsageError, match="did you mean 'thread'"):
-        get_loader(one, worker_type="threads")
-    with pytest.raises(UsageError, match="did you mean 'spawn'"):
-        get_loader(one, multiprocessing_context="spawnn")
+    for wrong, words in (
+        ({"worker_type": "thread", "start_method": "spawn"}, "worker_type='thread' with start_method='spawn'"),
+        ({"worker_type": "threads"}, "did you mean 'thread'"),
+        ({"multiprocessing_context": "spawnn"}, "did you mean 'spawn'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            get_loader(one, **wrong)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -125,18 +117,13 @@ def test_workers_of_a_daemon(leaf_of: Callable[..., Path], kind: str) -> None:
     assert found[0] == found[1] and process.exitcode == 0
 
 
-def _loader(path: Any, workers: int = 0, *, val: bool = False, **kwargs: Any) -> Any:
-    config = alone(workers)
-    data = {name: kwargs.pop(name) for name in ("virtual_epoch_length", "packing_buffer_size") if name in kwargs}
-    encoder = kwargs.pop("task_encoder", None)
-    get = get_val_dataset if val else get_train_dataset
-    return get_savable_loader(get(path, batch_size=4, task_encoder=encoder, worker_config=config, **data), **kwargs)
+_train, _val = (partial(loader, batch_size=4) for loader in (train_loader, val_loader))
 
 
 def test_the_length_is_that_of_a_loop(leaf_of: Any) -> None:
-    assert len(_loader(leaf_of(30), virtual_epoch_length=7)) == 7
-    assert len(_loader(leaf_of(30))) == 8  # an endless stream: as long as its data
-    validation = _loader(leaf_of(30), val=True)
+    assert len(_train(leaf_of(30), virtual_epoch_length=7)) == 7
+    assert len(_train(leaf_of(30))) == 8  # an endless stream: as long as its data
+    validation = _val(leaf_of(30))
     assert len(validation) == len(list(validation)) == 8
 
 
@@ -147,12 +134,12 @@ def test_a_length_that_nobody_knows(leaf_of: Any) -> None:
             yield sample
 
     with pytest.raises(UnknownLengthError, match="unknown until the hooks have run"):
-        len(_loader(leaf_of(30), task_encoder=Twice()))
+        len(_train(leaf_of(30), task_encoder=Twice()))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_context_closes_also_after_an_error(leaf_of: Any, workers: int) -> None:
-    loader = _loader(leaf_of(30), workers)
+    loader = _train(leaf_of(30), workers)
     with pytest.raises(ZeroDivisionError), loader as entered:
         assert entered is loader
         next(iter(loader))
@@ -160,11 +147,11 @@ def test_the_context_closes_also_after_an_error(leaf_of: Any, workers: int) -> N
     assert loader._workers._executor is None
     loader.close()
     loader.close()
-    _loader(leaf_of(30), workers).close()  # before it was used
+    _train(leaf_of(30), workers).close()  # before it was used
 
 
 def test_the_state_by_torchs_names(leaf_of: Any, tmp_path: Any) -> None:
-    with _loader(leaf_of(30)) as loader, _loader(leaf_of(30), 1) as other:
+    with _train(leaf_of(30)) as loader, _train(leaf_of(30), 1) as other:
         take(loader, 3)
         torch.save(loader.state_dict(), tmp_path / "state.pt")
         other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
@@ -204,9 +191,7 @@ def test_forked_workers_of_a_trainer_with_busy_threads(leaf_of: Any, caplog: pyt
         thread.start()
     try:
         for _ in range(6):
-            with _loader(
-                leaf_of(30), 2, task_encoder=Heavy(), watchdog_timeout_seconds=60, on_timeout="raise"
-            ) as loader:
+            with _train(leaf_of(30), 2, task_encoder=Heavy(), on_timeout="raise") as loader:
                 take(loader, 3)
                 assert loader.stats()["worker_deaths"] == 0
     finally:
@@ -232,29 +217,23 @@ def said(loader: SavableDataLoader) -> list[bool | None]:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_pass_that_ends(rank: int, leaf_of: Callable[..., Path]) -> None:
     """14 samples in batches of two are three steps on three ranks; in the last one the third rank has none."""
-    config = WorkerConfig(rank=rank, world_size=3)
-    loader = get_savable_loader(get_val_dataset(leaf_of(14, "a"), batch_size=2, worker_config=config))
+    loader = val_loader(leaf_of(14), batch_size=2, rank=rank, world_size=3)
     assert said(loader) == [False, False, True]
     assert said(loader) == [False, False, True]
     skipping = get_savable_loader(loader.dataset, skip_steps=[2])
     assert said(skipping) == [False, True]
-    next(iter(loader))
-    state = loader.state_dict()
-    loader.restore_state_rank(state)
+    take(loader, 1)
+    loader.restore_state_rank(loader.state_dict())
     assert said(loader) == [False, True]
 
 
 def test_an_endless_stream_ends_with_its_virtual_epoch(leaf_of: Callable[..., Path]) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "worker_config": ALONE}
-    loader = get_savable_loader(get_train_dataset(leaf_of(14, "a"), virtual_epoch_length=4, **options))
+    loader = train_loader(leaf_of(14), batch_size=2, virtual_epoch_length=4)
     assert said(loader) == said(loader) == [False, False, False, True]
-    endless = get_savable_loader(get_train_dataset(leaf_of(14, "a"), **options))
+    endless = train_loader(leaf_of(14), batch_size=2)
     assert [endless.is_last() for _, _ in zip(range(20), endless, strict=False)] == [False] * 20
 
 
 def test_nobody_knows_where_hooks_decide(leaf_of: Callable[..., Path]) -> None:
-    options: dict[str, Any] = {"batch_size": None, "worker_config": ALONE, "task_encoder": Groups()}
-    loader = get_savable_loader(get_train_dataset(leaf_of(14, "a"), repeat=False, **options))
-    assert set(said(loader)) == {None}
-    counted = get_savable_loader(get_train_dataset(leaf_of(14, "a"), virtual_epoch_length=2, **options))
-    assert said(counted) == [False, True]
+    assert set(said(train_loader(leaf_of(14), task_encoder=Groups(), repeat=False))) == {None}
+    assert said(train_loader(leaf_of(14), task_encoder=Groups(), virtual_epoch_length=2)) == [False, True]

@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, TextSample, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, TextSample
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.executors.transport import WholeMessages, pack, raise_unpicklable, send, unsendable
-from tests.testing import alone, descriptors, received
+from tests.testing import descriptors, received, train_loader
 
 
 def through_a_pipe(value: Any) -> Any:
@@ -99,18 +100,8 @@ def test_the_other_side_is_gone() -> None:
 
 
 def test_samples_and_big_messages_through_a_pipe() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    sample = TextSample(__key__="k", __restore_key__=("sample", 0, 1, 2, 0), text="x")
-    big = torch.arange(2_000_000)
-
-    def other_side() -> None:
-        send(theirs, pack((received(theirs), big)))
-
-    process = multiprocessing.get_context("fork").Process(target=other_side)
-    process.start()
-    send(ours, pack(sample))
-    again, tensor = received(ours)
-    process.join()
+    sample, big = TextSample(__key__="k", __restore_key__=("sample", 0, 1, 2, 0), text="x"), torch.arange(2_000_000)
+    again, tensor = through_a_pipe((sample, big))
     assert again == sample and torch.equal(tensor, big)
 
 
@@ -128,13 +119,12 @@ def test_whole_messages_are_told_from_parts() -> None:
     assert not peek.is_one_here()
 
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
-
-
 class Pair:
     """Trainer and worker in one process."""
 
     def __init__(self, count: int = 3):
+        if not hasattr(os, "memfd_create"):
+            pytest.skip("the system has no such memory")
         segments = Segments(count)
         self.ours, self.theirs = multiprocessing.Pipe()
         self.reader, self.writer = SegmentReader(segments), SegmentWriter(segments)
@@ -203,9 +193,7 @@ def test_descriptors_are_closed() -> None:
     assert not descriptors() - before
 
 
-def _loader(path: Any, encoder: TaskEncoder, method: str = "fork", **arguments: Any) -> Any:
-    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": alone(1), **arguments}
-    return get_savable_loader(get_train_dataset(path, **data), start_method=method)  # type: ignore[arg-type]
+_loader = partial(train_loader, batch_size=2, num_workers=1)
 
 
 class Lambdas(TaskEncoder):
@@ -221,7 +209,7 @@ class Lambdas(TaskEncoder):
 
 @pytest.mark.parametrize("arguments", [{}, {"packing_buffer_size": 4}])
 def test_a_part_of_a_batch_that_cannot_be_sent(leaf_of: Any, arguments: dict[str, Any]) -> None:
-    with _loader(leaf_of(20), Lambdas(), **arguments) as loader, pytest.raises(FatalSampleError) as caught:
+    with _loader(leaf_of(20), task_encoder=Lambdas(), **arguments) as loader, pytest.raises(FatalSampleError) as caught:
         next(iter(loader))
     text = str(caught.value)
     assert "['extra'][0][0]['f'] is the function Lambdas.encode_sample.<locals>.<lambda>" in text
@@ -259,7 +247,10 @@ class Locked(TaskEncoder):
 
 
 def test_a_part_of_an_encoder_that_cannot_be_pickled(leaf_of: Any) -> None:
-    with _loader(leaf_of(20), Locked(), "spawn") as loader, pytest.raises(UsageError) as caught:
+    with (
+        _loader(leaf_of(20), task_encoder=Locked(), start_method="spawn") as loader,
+        pytest.raises(UsageError) as caught,
+    ):
         next(iter(loader))
     text = str(caught.value)
     assert "the task encoder Locked cannot be pickled" in text and "start_method='spawn'" in text
@@ -272,8 +263,5 @@ def test_a_class_inside_of_a_function_cannot_be_pickled() -> None:
 
     with pytest.raises(UsageError, match=r"its class .*<locals>\.Inner is made inside of a function"):
         raise_unpicklable(Inner(), "spawn", AttributeError("it"))
-
-
-def test_another_reason_stays_what_it_is() -> None:
-    with pytest.raises(AttributeError, match=r"^it$"):
+    with pytest.raises(AttributeError, match=r"^it$"):  # another reason stays what it is
         raise_unpicklable(TaskEncoder(), "spawn", AttributeError("it"))
