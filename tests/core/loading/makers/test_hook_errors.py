@@ -6,11 +6,11 @@ import errno
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from energon_lite import (
     BestFit,
@@ -18,19 +18,17 @@ from energon_lite import (
     Cooker,
     SkipSample,
     TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     stateless,
 )
 from energon_lite.errors import FatalSampleError
-from tests.testing import alone, take
+from tests.testing import TEXT_YAML, take, train_loader, val_loader
 
+#: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 2},
     "lanes": {"batch_size": 2, "packing_buffer_size": 4, "chunk_size": 300},
-    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "chunk_size": 300},
+    "tokens": {"batching": BestFit(Capacity(9)), "length_column": None, "chunk_size": 300},
 }
 
 
@@ -48,8 +46,13 @@ class Base(TaskEncoder):
 
 
 def _loader(path: Any, encoder: TaskEncoder, workers: int = 0, *, val: bool = False, **arguments: Any) -> Any:
-    build = get_val_dataset if val else get_train_dataset
-    return get_savable_loader(build(path, worker_config=alone(workers), task_encoder=encoder, **arguments))
+    return (val_loader if val else train_loader)(path, workers, task_encoder=encoder, **arguments)
+
+
+def _end(loader: Any) -> FatalSampleError:
+    with loader, pytest.raises(FatalSampleError) as caught:
+        next(iter(loader))
+    return caught.value
 
 
 def _line_of(function: Callable[..., Any], text: str) -> int:
@@ -68,9 +71,7 @@ class Misspelt(Base):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_that_always_fails_shows_where(leaf_of: Any, kind: str, workers: int) -> None:
-    with _loader(leaf_of(300), Misspelt(), workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
-        next(iter(loader))
-    text = str(caught.value)
+    text = str(_end(_loader(leaf_of(300), Misspelt(), workers, **KINDS[kind])))
     assert "100 samples in a row" in text and "'TextSample' object has no attribute 'captoin'" in text
     for function, line in ((Misspelt.encode_sample, "return self"), (Misspelt._captions, "return {")):
         assert f'{__file__}", line {_line_of(function, line)}, in {function.__name__}' in text
@@ -88,13 +89,12 @@ class Stops(Base):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_may_stop_the_run(leaf_of: Any, kind: str, workers: int) -> None:
-    with _loader(leaf_of(300), Stops(), workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
-        next(iter(loader))
-    assert "failed: it has no caption" in str(caught.value)
-    assert "sample a-" in str(caught.value) and str(leaf_of(300)) in str(caught.value)
+    error = _end(_loader(leaf_of(300), Stops(), workers, **KINDS[kind]))
+    assert "failed: it has no caption" in str(error)
+    assert "sample a-" in str(error) and str(leaf_of(300)) in str(error)
     if workers:  # the traceback came along
-        assert f'{__file__}", line {_line_of(Stops.encode_sample, "raise")}' in "".join(caught.value.__notes__)
-        assert "AttributeError" in "".join(caught.value.__notes__)
+        notes = "".join(error.__notes__)
+        assert f'{__file__}", line {_line_of(Stops.encode_sample, "raise")}' in notes and "AttributeError" in notes
 
 
 def test_errors_name_samples() -> None:
@@ -135,67 +135,12 @@ class Cooks(Base):
 def test_a_hook_that_returns_nothing_is_an_error(
     tmp_path: Path, write_dataset: Any, encoder: TaskEncoder, kind: str, function: Any, what: str, workers: int
 ) -> None:
-    name = "CrudeWebdataset" if encoder.cookers else "StandardWebdatasetFactory"
-    yaml = f"__module__: megatron.energon\n__class__: {name}\n"
-    yaml += "" if encoder.cookers else "sample_type: TextSample\nfield_map: {text: txt}\n"
+    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n" if encoder.cookers else TEXT_YAML
     samples = [(str(number), {"txt": b"x"}) for number in range(20)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)
-    with _loader(path, encoder, workers, **KINDS[kind]) as loader, pytest.raises(FatalSampleError) as caught:
-        next(iter(loader))
-    text = str(caught.value)
+    text = str(_end(_loader(path, encoder, workers, **KINDS[kind])))
     assert what in text and f"{__file__}:{function.__code__.co_firstlineno}" in text
     assert ("did you forget `yield" if "yielded" in what else "did you forget `return") in text
-
-
-def _out_of_memory() -> None:
-    raise MemoryError
-
-
-def _wrapped() -> None:
-    try:
-        raise MemoryError
-    except MemoryError:
-        raise ValueError("cannot resize")  # noqa: B904
-
-
-def _no_files() -> None:
-    raise OSError(errno.EMFILE, "Too many open files")
-
-
-def _no_system_files() -> None:
-    raise RuntimeError("cannot open") from OSError(errno.ENFILE, "Too many open files in system")
-
-
-def _no_memory_to_map() -> None:
-    raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-
-def _torch_has_no_memory() -> None:
-    torch.empty(1 << 60, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "shortage, what",
-    [
-        (_out_of_memory, "no memory"),
-        (_wrapped, "no memory"),
-        (_no_files, "no file descriptor"),
-        (_no_system_files, "no file descriptor"),
-        (_no_memory_to_map, "no memory"),
-        (_torch_has_no_memory, "no memory"),
-    ],
-)
-def test_a_machine_that_is_short_of_something_ends_the_run(
-    leaf_of: Any, shortage: Callable[[], None], what: str, workers: int
-) -> None:
-    class Starves(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            shortage()
-
-    with _loader(leaf_of(20), Starves(), workers, batch_size=2) as loader:
-        with pytest.raises(FatalSampleError, match=f"{what} was left in encode_sample"):
-            next(iter(loader))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), RuntimeError("memory of elephants")])
@@ -217,12 +162,12 @@ def test_other_errors_are_the_samples(leaf_of: Any, error: Exception) -> None:
 def _run(loader: Any, count: int) -> tuple[int, FatalSampleError | None]:
     """Batches up to the end, and what ended the run."""
     made = 0
-    with loader:
-        try:
-            for _ in zip(range(count), loader, strict=False):
+    try:
+        with loader:
+            for _ in islice(loader, count):
                 made += 1
-        except FatalSampleError as error:
-            return made, error
+    except FatalSampleError as error:
+        return made, error
     return made, None
 
 

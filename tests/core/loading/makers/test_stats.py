@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,8 @@ import torch
 from energon_lite import (
     BestFit,
     Capacity,
-    SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     pack_sequences,
 )
 from energon_lite.batching import TokenSequence
@@ -31,19 +28,15 @@ from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, take, until
+from tests.testing import blend_of, take, train_loader, until, val_loader
 
-
-def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
-    config = alone(workers)
-    names = ("batch_size", "packing_buffer_size")
-    given = {"batch_size": 4} | {name: kwargs.pop(name) for name in names if name in kwargs}
-    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=config, **given), **kwargs)
+_loader = partial(train_loader, batch_size=4)
+#: Workers, and how they are started.
+WAYS: list[tuple[int, Any]] = [(0, "main"), (1, "fork"), (1, "thread")]
 
 
 def _blend(leaf_of: Any, **weights: float) -> dict[str, Any]:
-    leaves = [{"path": str(leaf_of(30, tag)), "weight": weight} for tag, weight in weights.items()]
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": leaves}}}
+    return blend_of((leaf_of(30, tag), weight) for tag, weight in weights.items())
 
 
 class Picky(TaskEncoder):
@@ -72,10 +65,10 @@ def _by_leaf(stats: dict[str, Any], kind: str) -> dict[str, int]:
     return {one["dataset"][0]: one[kind] for one in stats["datasets"]}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_counts_by_data_set(leaf_of: Any, workers: int) -> None:
-    with _loader(_blend(leaf_of, a=0.7, b=0.3), Picky(), workers) as loader:
-        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch.text]
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_counts_by_data_set(leaf_of: Any, workers: int, method: Any) -> None:
+    with _loader(_blend(leaf_of, a=0.7, b=0.3), workers, task_encoder=Picky(), start_method=method) as loader:
+        texts = [text for batch in take(loader, 40) for text in batch.text]
         stats = loader.stats()
     assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
     assert stats["samples"] == len(texts) == 160 and stats["batches"] == 40
@@ -85,11 +78,11 @@ def test_counts_by_data_set(leaf_of: Any, workers: int) -> None:
     assert {one["path"] for one in stats["datasets"]} == {str(leaf_of(30, tag)) for tag in "ab"}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int) -> None:
-    packing = {"batch_size": 1, "packing_buffer_size": 5}
-    with _loader(_blend(leaf_of, a=0.5, b=0.5), Packs(), workers, **packing) as loader:
-        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch["texts"][0]]
+@pytest.mark.parametrize(("workers", "method"), WAYS[:2])
+def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int, method: Any) -> None:
+    packing: Any = {"batch_size": 1, "packing_buffer_size": 5, "task_encoder": Packs()}
+    with _loader(_blend(leaf_of, a=0.5, b=0.5), workers, start_method=method, **packing) as loader:
+        texts = [text for batch in take(loader, 40) for text in batch["texts"][0]]
         stats = loader.stats()
     assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
     assert sum(_by_leaf(stats, "dropped").values()) == stats["dropped"] > 10
@@ -100,7 +93,7 @@ def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int) -> Non
 def test_the_default_hooks_count_alike(leaf_of: Any) -> None:
     """Whole batches by columns, too."""
     with _loader(_blend(leaf_of, a=0.5, b=0.5)) as loader:
-        texts = [text for _, batch in zip(range(20), loader, strict=False) for text in batch.text]
+        texts = [text for batch in take(loader, 20) for text in batch.text]
         assert _by_leaf(loader.stats(), "samples") == Counter(text[0] for text in texts)
 
 
@@ -111,7 +104,7 @@ def test_a_batch_that_fails_is_charged_to_its_samples(leaf_of: Any) -> None:
                 raise ValueError("divisible by four")
             return super().batch(samples)
 
-    with _loader(_blend(leaf_of, a=0.75, b=0.25), Uneven(), batch_size=2) as loader:
+    with _loader(_blend(leaf_of, a=0.75, b=0.25), task_encoder=Uneven(), batch_size=2) as loader:
         take(loader, 40)
         stats = loader.stats()
     failed = _by_leaf(stats, "failed")
@@ -125,8 +118,8 @@ class Tokens(TaskEncoder):
 
 
 def test_tokens_where_a_batch_says_them(leaf_of: Any) -> None:
-    with _loader(leaf_of(30, "a"), Tokens()) as loader:
-        tokens = sum(sum(batch["num_tokens"]) for _, batch in zip(range(5), loader, strict=False))
+    with _loader(leaf_of(30, "a"), task_encoder=Tokens()) as loader:
+        tokens = sum(sum(batch["num_tokens"]) for batch in take(loader, 5))
         assert loader.stats()["tokens"] == tokens >= 60
 
 
@@ -163,10 +156,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
 
     lengths = np.array([1 + index % 5 for index in range(30)])
     monkeypatch.setattr(WebdatasetSource, "column", lambda *_: lengths)
-    dataset = get_train_dataset(
-        leaf_of(30, "a"), batch_size=None, batching=BestFit(Capacity(16)), task_encoder=Sequences(), worker_config=ALONE
-    )
-    with get_savable_loader(dataset) as loader:
+    with train_loader(leaf_of(30, "a"), batching=BestFit(Capacity(16)), task_encoder=Sequences()) as loader:
         batches = take(loader, 10)
         found = sum(batch.num_tokens if says_tokens else batch["count"] for batch in batches)
         assert loader.stats()["tokens"] == found > 100 and loader.stats()["skipped"] > 0
@@ -178,7 +168,7 @@ def test_waiting_is_measured(leaf_of: Any) -> None:
             time.sleep(0.005)
             return sample
 
-    with _loader(leaf_of(30, "a"), Slow()) as loader:
+    with _loader(leaf_of(30, "a"), task_encoder=Slow()) as loader:
         began = time.monotonic()
         for _ in zip(range(5), loader, strict=False):
             time.sleep(0.05)  # the trainer's own time does not count
@@ -191,7 +181,7 @@ def test_the_queue_is_seen(leaf_of: Any) -> None:
         def encode_sample(self, sample: Any) -> Any:
             return {"x": torch.zeros(1000)}
 
-    with _loader(leaf_of(30, "a"), Big(), 1, prefetch_factor=3) as loader:
+    with _loader(leaf_of(30, "a"), 1, task_encoder=Big(), prefetch_factor=3) as loader:
         assert loader.stats()["queue"] == {"ready": 0, "pending": 0, "bytes_in_flight": 0}
         next(iter(loader))
         assert until(lambda: loader.stats()["queue"]["ready"])
@@ -201,25 +191,22 @@ def test_the_queue_is_seen(leaf_of: Any) -> None:
 
 
 def test_deaths_survive_the_close(leaf_of: Any) -> None:
-    loader = _loader(leaf_of(30, "a"), workers=1)
-    iterator = iter(loader)
+    loader = _loader(leaf_of(30, "a"), 1)
+    take(loader, 1)
     for _ in range(2):
-        next(iterator)
         os.kill(loader._workers.executor()._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        for _ in range(5):
-            next(iterator)
+        take(loader, 5)
         loader.close()
+        take(loader, 1)
+    loader.close()
     assert loader.stats()["worker_deaths"] == 2
 
 
 def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
-    dataset = get_val_dataset(leaf_of(30, "a"), batch_size=4, task_encoder=Picky(), worker_config=ALONE)
-    loader = get_savable_loader(dataset)
-    for _ in loader:
-        pass
-    stats = loader.stats()
+    with val_loader(leaf_of(30, "a"), batch_size=4, task_encoder=Picky()) as loader:
+        list(loader)
+        stats = loader.stats()
     assert (stats["samples"], stats["failed"], stats["batches"]) == (24, 6, 8)
-    loader.close()
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, "main"), (2, "thread"), (2, "fork")])
@@ -227,7 +214,7 @@ def test_bytes_are_those_that_the_loaders_own_jobs_have_read(
     leaf_of: Any, workers: int, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JobTimer, "due", property(lambda self: math.inf, lambda self, due: None), raising=False)
-    with _loader(leaf_of(30)) as other, _loader(leaf_of(30), workers=workers, start_method=method) as loader:
+    with _loader(leaf_of(30)) as other, _loader(leaf_of(30), workers, start_method=method) as loader:
         take(other, 5)  # in this process, before the loader has any workers
         assert loader.stats()["bytes_read"] == 0
         texts = [text for batch in take(loader, 10) for text in batch.text]

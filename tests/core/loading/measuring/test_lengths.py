@@ -162,7 +162,21 @@ def test_the_encoder_says_it() -> None:
         length({"n": 0.5})
 
 
-def test_nothing_fits() -> None:
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"tokens": 0.5}, r"'tokens' of an encoded sample has no length: float"),
+        ({"tokens": torch.tensor(0.5)}, "has no length: Tensor of shape"),
+        ({"tokens": True}, "has no length: bool"),
+        ("text", "it has no fields"),
+    ],
+)
+def test_nothing_fits(sample: Any, words: str) -> None:
+    with pytest.raises(FatalSampleError, match=words):
+        SampleLength(TaskEncoder())(sample)
+
+
+def test_fields_of_other_names() -> None:
     sample = TextSample(__key__="k", __restore_key__=(), text="abc")
     with pytest.raises(FatalSampleError) as caught:
         SampleLength(TaskEncoder())(sample)
@@ -171,11 +185,3 @@ def test_nothing_fits() -> None:
     assert "--length-field" in message and "sample_length(self, encoded)" in message and "__key__" not in message
     with pytest.raises(FatalSampleError, match=r"no field 'txet'[\s\S]*did you mean 'text'"):
         SampleLength(TaskEncoder(), "txet")(sample)
-    with pytest.raises(FatalSampleError, match=r"'tokens' of an encoded sample has no length: float"):
-        SampleLength(TaskEncoder())({"tokens": 0.5})
-    with pytest.raises(FatalSampleError, match="has no length: Tensor of shape"):
-        SampleLength(TaskEncoder())({"tokens": torch.tensor(0.5)})
-    with pytest.raises(FatalSampleError, match="has no length: bool"):
-        SampleLength(TaskEncoder())({"tokens": True})
-    with pytest.raises(FatalSampleError, match="it has no fields"):
-        SampleLength(TaskEncoder())("text")

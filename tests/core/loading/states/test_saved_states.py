@@ -1,4 +1,4 @@
-"""States in files, in every format and damaged in every way; and states of ranks that do not agree: who, and in what."""
+"""States in files, in every format, damaged in every way; and states of ranks that do not agree: who, and in what."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError, UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.iterators.state import CursorFields, make_state
 from energon_lite.loading.saved_states import SUFFIXES, merged, read_state_files, redistributed, write_state_file
-from tests.testing import ALONE
+from tests.testing import train_loader
 
 
 @pytest.fixture
 def state(leaf_of: Callable[..., Path]) -> dict[str, Any]:
-    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=ALONE)
-    return get_savable_loader(dataset).save_state_rank() or {}
+    return train_loader(leaf_of(7), batch_size=2).save_state_rank() or {}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -217,8 +215,8 @@ def test_dealt_and_merged_again(lanes: int, position: int, data: st.DataObject) 
 
 
 def test_a_rebased_state_and_one_that_is_not_do_not_mix(leaf_of: Callable[..., Path]) -> None:
-    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=ALONE)
-    state = (get_savable_loader(dataset).save_state_rank() or {}) | {"position": 4}
-    rebased, _ = rebase_state(state, dataset, dataset)
+    loader = train_loader(leaf_of(7), batch_size=2)
+    state = (loader.save_state_rank() or {}) | {"position": 4}
+    rebased, _ = rebase_state(state, loader.dataset, loader.dataset)
     with pytest.raises(StateMismatchError, match="rebase"):
         merged([state, rebased])
