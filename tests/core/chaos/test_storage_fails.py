@@ -14,10 +14,7 @@ import fsspec
 import pytest
 import torch
 
-from energon_lite import (
-    EnergonLiteError,
-    TaskEncoder,
-)
+from energon_lite import EnergonLiteError, TaskEncoder
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store

@@ -11,14 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    SkipSample,
-    TaskEncoder,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, get_train_dataset, stateless
 from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from tests.core.laws import token_data

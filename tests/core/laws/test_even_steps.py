@@ -29,15 +29,7 @@ from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.pipelines import MODEL
 from tests.core.laws.sources import columns, images_of
-from tests.core.laws.token_data import (
-    CAPACITY,
-    QUIET,
-    SEGMENTS,
-    STRATEGIES,
-    dataset_of,
-    sequences,
-    tokens_of,
-)
+from tests.core.laws.token_data import CAPACITY, QUIET, SEGMENTS, STRATEGIES, dataset_of, sequences, tokens_of
 from tests.testing import ALONE, examples, take
 
 NOTHING = CostModel.from_features({})  # for a limit of images alone

@@ -18,9 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin
 
-from energon_lite import (
-    SavableDataLoader,
-)
+from energon_lite import SavableDataLoader
 from energon_lite.errors import (
     ConfigError,
     DatasetError,

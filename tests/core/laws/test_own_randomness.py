@@ -14,15 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    Cooker,
-    SkipSample,
-    TaskEncoder,
-    cooker,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.marks import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource

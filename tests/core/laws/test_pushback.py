@@ -13,10 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    SkipSample,
-    TaskEncoder,
-)
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.hooks import PackedSamplesOutput

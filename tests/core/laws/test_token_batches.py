@@ -17,16 +17,7 @@ from energon_lite.errors import ConfigError, SampleError, StateError, StateMisma
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.kinds import training, validation
-from tests.core.laws.token_data import (
-    CAPACITY,
-    QUIET,
-    STRATEGIES,
-    Tokens,
-    dataset_of,
-    length_of,
-    sequences,
-    tokens_of,
-)
+from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, Tokens, dataset_of, length_of, sequences, tokens_of
 from tests.testing import ALONE, alone, take, told_of
 
 pytestmark = pytest.mark.usefixtures("known_lengths")

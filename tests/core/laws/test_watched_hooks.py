@@ -16,13 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    Cooker,
-    SkipSample,
-    TaskEncoder,
-    cooker,
-    stateless,
-)
+from energon_lite import Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import LendingScope
 from energon_lite.hooks.global_generators import Marks
 from tests.testing import examples, take, train_loader

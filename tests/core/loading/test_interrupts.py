@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, TextSample, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, TextSample
 from energon_lite.hooks import LendingScope, global_generators, running_context
-from tests.testing import alone, in_time, nightly_but
+from tests.testing import in_time, nightly_but, train_loader
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -185,10 +186,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def _points(leaf_of: Any, kind: str, method: Any, workers: int, first: int, step: int) -> int:
-    def build() -> Any:
-        dataset = get_train_dataset(leaf_of(50), batch_size=3, worker_config=alone(workers), **KINDS[kind])
-        return get_savable_loader(dataset, start_method=method)
-
+    build = partial(train_loader, leaf_of(50), workers, batch_size=3, start_method=method, **KINDS[kind])
     return step * _every(build, first, step, method == "thread")
 
 

@@ -16,14 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import (
-    SavableDataLoader,
-    TaskEncoder,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import SavableDataLoader, TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UnknownLengthError, UsageError
 from tests.testing import ALONE, alone, take, train_loader, val_loader
 

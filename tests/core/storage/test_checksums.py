@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    ReadAhead,
-    Reading,
-    TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex

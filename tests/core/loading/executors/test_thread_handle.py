@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    ReadAhead,
-    SavableDataLoader,
-    TaskEncoder,
-    stateless,
-)
+from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
 from tests.testing import in_time, take, told_of, train_loader, until
 

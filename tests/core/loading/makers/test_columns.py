@@ -19,12 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_lite import (
-    DefaultTaskEncoder,
-    Sample,
-    TaskEncoder,
-    edataclass,
-)
+from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks

@@ -16,11 +16,7 @@ import numpy as np
 import pytest
 
 import energon_lite
-from energon_lite import (
-    ReadAhead,
-    TaskEncoder,
-    TextSample,
-)
+from energon_lite import ReadAhead, TaskEncoder, TextSample
 from energon_lite.extras.remote import range_cache
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.files.shard_store import ShardStore

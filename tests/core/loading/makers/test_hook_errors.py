@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    Cooker,
-    SkipSample,
-    TaskEncoder,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError
 from tests.testing import TEXT_YAML, take, train_loader, val_loader
 

@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    SkipSample,
-    TaskEncoder,
-    pack_sequences,
-)
+from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, pack_sequences
 from energon_lite.batching import TokenSequence
 from energon_lite.batching.collate import tokens_of
 from energon_lite.loading.makers.observers import JobTimer

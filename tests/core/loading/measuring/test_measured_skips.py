@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import (
-    SkipSample,
-    TaskEncoder,
-    get_savable_loader,
-    get_val_datasets,
-)
+from energon_lite import SkipSample, TaskEncoder, get_savable_loader, get_val_datasets
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError
 from energon_lite.loading.leaves import open_whole
