@@ -16,6 +16,7 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import _differencing, assign, even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import packing_capacity, strategy_from_dict
 from energon_lite.errors import TopologyError, UsageError
+from tests.core.batching.test_strategies import lateness
 from tests.testing import examples
 
 
@@ -39,11 +40,8 @@ def test_by_hand() -> None:
     tokens = np.array([8, 7, 6, 5, 4, 3, 2, 1])
     assert loads(tokens, assign(np.stack([tokens, tokens]), 4)).tolist() == [9, 9, 9, 9]
     # Tokens alone would pair any two; the costs decide.
-    same = np.full(4, 10)
-    assert sorted(loads(np.array([9, 9, 1, 1]), assign(np.stack([same, np.array([9, 9, 1, 1])]), 2)).tolist()) == [
-        10,
-        10,
-    ]
+    costs = np.array([9, 9, 1, 1])
+    assert sorted(loads(costs, assign(np.stack([np.full(4, 10), costs]), 2)).tolist()) == [10, 10]
 
 
 @settings(deadline=None, max_examples=examples(50))
@@ -75,37 +73,20 @@ def test_what_cannot_be_dealt() -> None:
 # -- exchanging samples ---------------------------------------------------------------------------------------------
 
 
-def packed(lengths: Ints, limit: int) -> MicroBatches:
-    return strategy_from_dict(
-        {"strategy": "best_fit", "capacity": limit, "open_bins": 3, "oversize": "own_batch"}
-    ).plan(lengths)
-
-
 @settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.integers(0, 40), max_size=150), st.integers(5, 60), st.integers(1, 9))
 def test_an_exchange_keeps_the_step_and_the_capacity(values: list[int], limit: int, step: int) -> None:
-    batches = packed(np.array(values, dtype=np.int64), limit)
+    document = {"strategy": "best_fit", "capacity": limit, "open_bins": 3, "oversize": "own_batch"}
+    batches = strategy_from_dict(document).plan(np.array(values, dtype=np.int64))
     even = exchange_samples(batches, Capacity(limit), step=step)
     assert len(even) == len(batches)
     assert (np.diff(even.offsets) > 0).all()
     assert ((even.tokens() <= limit) | (even.rows() == 1)).all()
     for first in range(0, len(batches), step):
-        before, after = (sorted(range_of(plan, first, min(first + step, len(plan)))) for plan in (batches, even))
-        assert before == after
-        last = min(first + step, len(even))
-        assert even.attention()[first:last].max() <= batches.attention()[first:last].max()
-    assert even.lateness_bound >= _lateness(even)
-
-
-def range_of(plan: MicroBatches, first: int, last: int) -> list[tuple[int, int, int]]:
-    part = slice(plan.offsets[first], plan.offsets[last])
-    columns = (column[part].tolist() for column in (plan.sample, plan.start, plan.length))
-    return list(zip(*columns, strict=True))
-
-
-def _lateness(plan: MicroBatches) -> int:
-    rank = np.argsort(np.lexsort((plan.start, plan.sample)))
-    return int((np.arange(len(rank)) - rank).max(initial=0))
+        before, after = (plan.select(np.arange(first, min(first + step, len(plan)))) for plan in (batches, even))
+        assert entries(before) == entries(after)
+        assert after.attention().max() <= before.attention().max()
+    assert even.lateness_bound >= lateness(even).max(initial=0)
 
 
 def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
@@ -127,12 +108,9 @@ def test_packed_micro_batches_become_even() -> None:
 
 
 def test_padded_micro_batches_are_not_exchanged() -> None:
+    padded = strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.ones(4, dtype=np.int64))
     with pytest.raises(UsageError, match="packed micro-batches only"):
-        exchange_samples(
-            strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.ones(4, dtype=np.int64)),
-            Capacity(9),
-            step=2,
-        )
+        exchange_samples(padded, Capacity(9), step=2)
 
 
 def _textbook_differencing(weights: list[int], ranks: int) -> list[list[int]]:

@@ -24,60 +24,37 @@ OVERSIZE = st.sampled_from(["drop", "truncate", "split", "own_batch"])
 ORDERS = st.sampled_from(PLAN_ORDERS)
 
 
+def _documents(strategy: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"strategy": st.just(strategy), **fields})
+
+
 def _capacity(unit: st.SearchStrategy[str]) -> dict[str, st.SearchStrategy[Any]]:
     return {"capacity": LIMITS, "unit": unit, "multiple": st.sampled_from([1, 1, 3]), "oversize": OVERSIZE}
 
 
+_SIZES, _FEW, _WINDOWS, _AGES, _PARTS = (
+    st.integers(1, 5),
+    *map(st.sampled_from, ([None, 1, 3], [None, 1, 2, 5], [None, 1, 4, 20], [None, 1, 10])),
+)
+
+
 _ANY, _SUMS = st.sampled_from(UNITS), st.sampled_from(["packed_tokens", "cost"])
-_ORDERED = {"order": ORDERS}
 
 #: Documents of all strategies.
+#: Documents of all strategies.
 DOCUMENTS = st.one_of(
-    st.fixed_dictionaries(
-        {"strategy": st.just("fixed"), "batch_size": st.integers(1, 5), "sort": st.booleans(), **_ORDERED}
+    _documents("fixed", batch_size=_SIZES, sort=st.booleans(), order=ORDERS),
+    _documents("capacity", **_capacity(_ANY), max_samples=_FEW, order=ORDERS),
+    _documents("sorted_window", **_capacity(_ANY), batches=_WINDOWS, max_samples=_FEW, order=ORDERS),
+    _documents("length_difference", batch_size=_SIZES, max_difference=st.integers(0, 9), order=ORDERS),
+    _documents(
+        "max_length",
+        **{"batch_size": _SIZES, "max_length": LIMITS, "sort": st.booleans(), "order": ORDERS},
+        oversize=st.sampled_from(["drop", "truncate", "split"]),
     ),
-    st.fixed_dictionaries(
-        {"strategy": st.just("capacity"), **_capacity(_ANY), "max_samples": st.sampled_from([None, 1, 3]), **_ORDERED}
-    ),
-    st.fixed_dictionaries(
-        {
-            "strategy": st.just("sorted_window"),
-            **_capacity(_ANY),
-            "batches": st.sampled_from([None, 1, 2, 5]),
-            "max_samples": st.sampled_from([None, 1, 3]),
-            **_ORDERED,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "strategy": st.just("length_difference"),
-            "batch_size": st.integers(1, 5),
-            "max_difference": st.integers(0, 9),
-            **_ORDERED,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "strategy": st.just("max_length"),
-            "batch_size": st.integers(1, 5),
-            "max_length": LIMITS,
-            "sort": st.booleans(),
-            "oversize": st.sampled_from(["drop", "truncate", "split"]),
-            **_ORDERED,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "strategy": st.just("best_fit"),
-            **_capacity(_SUMS),
-            "open_bins": st.integers(1, 5),
-            "max_age": st.sampled_from([None, 1, 4, 20]),
-        }
-    ),
-    st.fixed_dictionaries(
-        {"strategy": st.just("bfd"), **_capacity(_SUMS), "chunk": st.sampled_from([None, 1, 10]), **_ORDERED}
-    ),
-    st.fixed_dictionaries({"strategy": st.just("concat_split"), "tokens": LIMITS}),
+    _documents("best_fit", **_capacity(_SUMS), open_bins=_SIZES, max_age=_AGES),
+    _documents("bfd", **_capacity(_SUMS), chunk=_PARTS, order=ORDERS),
+    _documents("concat_split", tokens=LIMITS),
 )
 LENGTHS = st.lists(st.integers(0, 90), max_size=60).map(lambda values: np.array(values, dtype=np.int64))
 
@@ -283,11 +260,7 @@ def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> Non
         ({"strategy": "fixed", "batch_size": 2, "order": "bs"}, "order", "bs_asc"),
         ({"strategy": "fixed", "batch_size": 2, "unit": "cost"}, "unit", "unknown key 'unit'"),
         ({"strategy": "fixed", "batch_size": 2, "sort": 1}, "sort", "true or false"),
-        (
-            {"strategy": "max_length", "batch_size": 2, "max_length": 2, "key": 3},
-            "key",
-            "expected text; found the number 3",
-        ),
+        ({"strategy": "max_length", "batch_size": 2, "max_length": 2, "key": 3}, "key", "text; found the number 3"),
         ([], "", "expected a mapping; found an empty list"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import shutil
@@ -12,9 +11,8 @@ from typing import Any
 
 import fsspec
 import pytest
-import torch
 
-from energon_lite import EnergonLiteError, TaskEncoder
+from energon_lite import TaskEncoder
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
@@ -220,42 +218,3 @@ def test_an_index_that_is_damaged_under_a_running_loader_ends_the_run(
                 data = bytearray(index.read_bytes())
                 data[len(data) // 3] ^= 4
                 index.write_bytes(data if damage == "flip" else data[:9000])
-
-
-class FullDisk(io.RawIOBase):
-    """Takes so many bytes, and then is full."""
-
-    def __init__(self, room: int):
-        self.room = room
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        if size > self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.room -= size
-        return size
-
-
-def test_a_full_disk_while_saving_leaves_the_loader_as_it_was(leaf_of: Any) -> None:
-    loader = _train(leaf_of(30, "a"))
-    seen = _keys(loader, 4)
-    with pytest.raises((OSError, RuntimeError)):
-        torch.save(loader.save_state_rank(), FullDisk(100))
-    assert seen + _keys(loader, 4) == _keys(_train(leaf_of(30, "a")), 8)
-
-
-def test_a_state_file_that_was_cut_off_is_never_taken_for_a_state(leaf_of: Any, tmp_path: Path) -> None:
-    loader = _train(leaf_of(30, "a"))
-    take(loader, 5)
-    file = tmp_path / "state.pt"
-    torch.save(loader.save_state_rank(), file)
-    whole = file.read_bytes()
-    for length in range(0, len(whole), 100):
-        file.write_bytes(whole[:length])
-        fresh = _train(leaf_of(30, "a"))
-        with pytest.raises((EnergonLiteError, RuntimeError, EOFError, OSError)):
-            fresh.restore_state_rank(torch.load(file, weights_only=True))
-        assert fresh.save_state_rank()["position"] == 0

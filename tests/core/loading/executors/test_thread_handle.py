@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
-from energon_lite.errors import FatalSampleError, UsageError, WorkerError
+from energon_lite.errors import UsageError, WorkerError
 from tests.testing import in_time, take, told_of, train_loader, until
 
 _loader = partial(train_loader, batch_size=4, start_method="thread")
@@ -34,15 +34,6 @@ def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
         assert not [one for one in left if one.name.startswith("energon-lite-thread")]
         found += [batch.__key__ for batch in take(threads, 4)]
     assert found == expected
-
-
-def test_an_error_reaches_the_caller(leaf_of: Any) -> None:
-    class Ends(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            raise FatalSampleError("the end")
-
-    with _loader(leaf_of(20), 2, task_encoder=Ends()) as loader, pytest.raises(FatalSampleError, match="the end"):
-        next(iter(loader))
 
 
 class Held(TaskEncoder):

@@ -79,13 +79,13 @@ class Stops(Base):
             raise FatalSampleError.from_sample(sample, "it has no caption") from error
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("method", ["main", "fork", "thread"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_may_stop_the_run(leaf_of: Any, kind: str, workers: int) -> None:
-    error = _end(_loader(leaf_of(300), Stops(), workers, **KINDS[kind]))
+def test_a_hook_may_stop_the_run(leaf_of: Any, kind: str, method: str) -> None:
+    error = _end(_loader(leaf_of(300), Stops(), 1, start_method=method, **KINDS[kind]))
     assert "failed: it has no caption" in str(error)
     assert "sample a-" in str(error) and str(leaf_of(300)) in str(error)
-    if workers:  # the traceback came along
+    if method == "fork":  # the traceback came along
         notes = "".join(error.__notes__)
         assert f'{__file__}", line {_line_of(Stops.encode_sample, "raise")}' in notes and "AttributeError" in notes
 

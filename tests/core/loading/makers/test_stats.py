@@ -22,7 +22,7 @@ from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import blend_of, take, train_loader, until, val_loader
+from tests.testing import blend_of, take, train_loader, until
 
 _loader = partial(train_loader, batch_size=4)
 #: Workers, and how they are started.
@@ -194,13 +194,6 @@ def test_deaths_survive_the_close(leaf_of: Any) -> None:
         take(loader, 1)
     loader.close()
     assert loader.stats()["worker_deaths"] == 2
-
-
-def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
-    with val_loader(leaf_of(30, "a"), batch_size=4, task_encoder=Picky()) as loader:
-        list(loader)
-        stats = loader.stats()
-    assert (stats["samples"], stats["failed"], stats["batches"]) == (24, 6, 8)
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, "main"), (2, "thread"), (2, "fork")])
