@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.testing import TEXT_YAML, load_profile, text_dataset, write_dataset
+from tests.testing import load_profile, text_dataset, write_dataset
 
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
@@ -55,11 +55,6 @@ def _write_dataset() -> Callable[..., Path]:
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill loses nothing that was written; only a power cut does, for which files are flushed."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-@pytest.fixture(scope="session")
-def text_yaml() -> str:
-    return TEXT_YAML
 
 
 @pytest.fixture(scope="session")

@@ -54,19 +54,13 @@ def _caption(number: int) -> CaptioningSample:
     )
 
 
-def test_padding() -> None:
-    out = batch_pad_stack([torch.ones(1, 2), torch.ones(2, 1)])
-    assert out.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
-    assert batch_pad_stack([torch.arange(3, dtype=torch.int16)] * 2).dtype == torch.int16
-    with pytest.raises(UsageError, match=r"unequal rank cannot be padded to one: \[1\], \[1, 1\]"):
-        batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
-
-
-def test_stacking_and_listing() -> None:
+def test_stacking_padding_and_listing() -> None:
     assert batch_stack([1, 2]).tolist() == [1, 2]
     assert batch_list((1, "a")) == [1, "a"]
     with pytest.raises(RuntimeError):
         batch_stack([torch.ones(1), torch.ones(2)])
+    with pytest.raises(UsageError, match=r"unequal rank cannot be padded to one: \[1\], \[1, 1\]"):
+        batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
 
 
 @pytest.mark.parametrize("kind", [dict, Plain, Named])

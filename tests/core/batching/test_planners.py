@@ -41,10 +41,28 @@ def test_a_capacity_of_padded_tokens_is_kept() -> None:
     assert padded.space().tolist() == [10, 10, 5] and padded.tokens().tolist() == [7, 8, 5]
 
 
-def test_smart_batching() -> None:
-    batches = plan([5, 3, 1, 5, 2, 1, 2, 1], strategy="sorted_window", capacity=10, batches=None, order="none")
-    assert groups(batches) == [[0, 3], [1, 4, 6], [2, 5, 7]]
-    assert batches.space().tolist() == [10, 9, 3]
+@pytest.mark.parametrize(
+    ("lengths", "strategy", "more", "expected"),
+    [
+        ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2}, [[0, 1], [2, 3], [4]]),
+        ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2, "sort": True}, [[1, 2], [0, 4], [3]]),
+        # Smart batching.
+        ([5, 3, 1, 5, 2, 1, 2, 1], "sorted_window", {"batches": None}, [[0, 3], [1, 4, 6], [2, 5, 7]]),
+        # Windows have equal tokens, and do not mix.
+        ([1, 2, 3, 4, 4, 3, 2, 1], "sorted_window", {"batches": 1}, [[3, 2], [1, 0], [4, 5], [6, 7]]),
+        # 4 fits beside 6 and beside 5, and leaves less room beside 6. 9 fits nowhere: the fullest of two is emitted.
+        ([6, 5, 4, 9, 3, 8], "best_fit", {"open_bins": 2}, [[0, 2], [3], [1, 4], [5]]),
+        ([6, 5, 4], "best_fit", {}, [[0, 2], [1]]),
+        # What is too old is emitted.
+        ([7, 9, 9, 3], "best_fit", {"max_age": 3}, [[0], [1], [2], [3]]),
+        ([7, 9, 9, 3], "best_fit", {"max_age": 4}, [[0, 3], [1], [2]]),
+    ],
+)
+def test_groups(lengths: list[int], strategy: str, more: dict[str, Any], expected: list[list[int]]) -> None:
+    own = {"fixed": {}, "sorted_window": {"capacity": 10, "order": "none"}, "best_fit": {"capacity": 10}}[strategy]
+    batches = plan(lengths, strategy=strategy, **own, **more)
+    assert groups(batches) == expected
+    assert more.get("batches") != 1 or batches.lateness_bound == 4
 
 
 @pytest.mark.parametrize(
@@ -72,11 +90,6 @@ def test_a_random_order_shuffles_and_loses_nothing() -> None:
 # -- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_fixed() -> None:
-    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2)) == [[0, 1], [2, 3], [4]]
-    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2, sort=True)) == [[1, 2], [0, 4], [3]]
-
-
 def test_length_difference_groups_by_the_key_field() -> None:
     strategy = strategy_from_dict(
         {"strategy": "length_difference", "batch_size": 3, "max_difference": 2, "key": "prompt", "order": "none"}
@@ -99,24 +112,6 @@ def test_max_length_splits_the_key_field() -> None:
         np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
     )
     assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
-
-
-def test_windows_have_equal_tokens_and_do_not_mix() -> None:
-    batches = plan([1, 2, 3, 4, 4, 3, 2, 1], strategy="sorted_window", capacity=10, batches=1, order="none")
-    assert groups(batches) == [[3, 2], [1, 0], [4, 5], [6, 7]]
-    assert batches.lateness_bound == 4
-
-
-def test_best_fit() -> None:
-    # 4 fits beside 6 and beside 5, and leaves less room beside 6. 9 fits nowhere: the fullest of two is emitted.
-    batches = plan([6, 5, 4, 9, 3, 8], strategy="best_fit", capacity=10, open_bins=2)
-    assert groups(batches) == [[0, 2], [3], [1, 4], [5]]
-    assert plan([6, 5, 4], strategy="best_fit", capacity=10).tokens().tolist() == [10, 5]
-
-
-def test_best_fit_emits_what_is_too_old() -> None:
-    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=3)) == [[0], [1], [2], [3]]
-    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=4)) == [[0, 3], [1], [2]]
 
 
 def test_concat_split() -> None:

@@ -89,7 +89,12 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int
 ) -> None:
-    pipeline = data.draw(KINDS[kind])
+    check_keys(cluster, same, leaf_of, data.draw(KINDS[kind]), data, workers)
+
+
+def check_keys(
+    cluster: Any, same: Any, leaf_of: Any, pipeline: Pipeline, data: st.DataObject, workers: int = 0
+) -> None:
     build = pipeline.builder(leaf_of)
     with cluster(build, pipeline.worlds[-1] if pipeline.lanes else 2, workers) as ranks:
         with starving():

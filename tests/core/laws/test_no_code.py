@@ -33,7 +33,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.testing import train_loader, val_loader
+from tests.testing import TEXT_YAML, train_loader, val_loader
 
 
 class _Bomb:
@@ -47,10 +47,10 @@ class _Bomb:
 
 
 @pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "pth"])
-def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, text_yaml: str, name: str) -> None:
+def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, name: str) -> None:
     bomb = tmp_path / "bomb"
     samples = [(str(number), {name: pickle.dumps(_Bomb(bomb))}) for number in range(3)]
-    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=text_yaml.replace("txt", name))
+    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=TEXT_YAML.replace("txt", name))
     with pytest.raises(FatalSampleError, match="is a pickle, which can run code"):
         list(val_loader(path, batch_size=2))
     assert not bomb.exists()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.hooks import PackedSamplesOutput
-from tests.core.laws.kinds import training
+from tests.core.laws.kinds import Pipeline
+from tests.core.laws.test_elastic import check_chain, check_keys, segments
 from tests.testing import examples, take, train_loader, val_loader
 
 ROOM = 20
@@ -108,53 +109,33 @@ def encoder(kind: type[Sized], skips: int, yields: bool) -> TaskEncoder:
     return cls(skips)
 
 
-def arguments_of(size: int | None, buffer: int, chunk: int, *encodes: Any) -> dict[str, Any]:
-    more: Any = {"packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 12}
-    return {"batch_size": size, "task_encoder": encoder(*encodes), **more}
+def arguments_of(size: int | None, buffer: int, chunk: int) -> dict[str, Any]:
+    return {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk}
 
 
 KINDS = st.sampled_from([Full, Full, Greedy, Backwards])
-
-
-topologies = st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 0, 1]))
+PIPELINES = st.builds(
+    Pipeline,
+    st.just([(50, 1.0)]),
+    st.fixed_dictionaries(
+        {
+            "batch_size": st.none() | st.integers(1, 3),
+            "packing_buffer_size": st.integers(4, 9),
+            "chunk_size": st.sampled_from([9, 16, 30]),
+            "task_encoder": st.builds(partial, st.just(encoder), KINDS, st.sampled_from([0, 3, 7]), st.booleans()),
+        }
+    ),
+    st.just(12),
+)
 
 
 @settings(max_examples=examples(25))
-@given(
-    chain=st.lists(st.tuples(topologies, st.integers(0, 7)), min_size=1, max_size=3),
-    size=st.none() | st.integers(1, 3),
-    kind=KINDS,
-    buffer=st.integers(4, 9),
-    chunk=st.sampled_from([9, 16, 30]),
-    skips=st.sampled_from([0, 3, 7]),
-    yields=st.booleans(),
-)
+@given(data=st.data(), pipeline=PIPELINES, parts=segments)
 def test_cut_anywhere(
-    cluster: Any, leaf_of: Callable[..., Path], chain: Any, size: int | None, buffer: int, chunk: int, **encodes: Any
+    cluster: Any, same: Any, leaf_of: Callable[..., Path], data: st.DataObject, pipeline: Pipeline, parts: Any
 ) -> None:
-    arguments = arguments_of(size, buffer, chunk, *(encodes[name] for name in ("kind", "skips", "yields")))
-    build = training(leaf_of(50), **arguments)
-    total = sum(world * count for (world, _), count in chain)
-
-    def run(topology: Any, states: Any, steps: int) -> Any:
-        with cluster(build, *topology) as ranks:
-            for loader in ranks.loaders:
-                if states is not None:
-                    loader.restore_state_global(states)
-            made = ranks.steps(steps)
-            for one in made[-2:]:
-                key = json.loads(json.dumps(one["__restore_key__"]))
-                assert ranks.loaders[0].restore_sample(tuple(key)) == one
-            batches = [{**one, "__restore_key__": None} for one in made]
-            return batches, json.loads(json.dumps([loader.save_state_rank() for loader in ranks.loaders]))
-
-    expected, _ = run((1, 0), None, total)
-    found: list[Any] = []
-    states: Any = None
-    for topology, count in chain:
-        batches, states = run(topology, states, count)
-        found += batches
-    assert found == expected
+    check_chain(cluster, leaf_of, pipeline, parts)
+    check_keys(cluster, same, leaf_of, pipeline, data)
 
 
 @settings(max_examples=examples(25))
@@ -171,7 +152,7 @@ def test_nothing_is_lost(
     leaf_of: Callable[..., Path], kind: type[Sized], buffer: int, chunk: int, skips: int, yields: bool, cut: int
 ) -> None:
     """An epoch: each sample is in a pack, also those that were pushed back; also around a cut, and from the keys."""
-    arguments = arguments_of(1, buffer, chunk, kind, skips, yields) | {"lanes": 1}
+    arguments: Any = arguments_of(1, buffer, chunk) | {"task_encoder": encoder(kind, skips, yields), "lanes": 1}
     packs: list[list[str]] = []
     state, counts = None, Counter[str]()
     for stop in (cut, 1000):
@@ -201,7 +182,8 @@ def test_nothing_is_lost(
 def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
     """Another batch size begins behind all chunks that were begun; what is passed over is known."""
     for steps in (0, 7, 40):
-        loader, again = (train_loader(leaf_of(50), **arguments_of(size, 6, 16, kind, 0, False)) for size in (2, 3))
+        more: Any = {"task_encoder": kind(), "lanes": 12}
+        loader, again = (train_loader(leaf_of(50), **arguments_of(size, 6, 16), **more) for size in (2, 3))
         delivered = sum(len(pack) for batch in take(loader, steps) for pack in batch["packs"])
         state, report = rebase_state(loader.save_state_rank() or {}, loader.dataset, again.dataset, give_up=True)
         assert delivered + report.given_up >= report.first == -(-report.first // 16) * 16
@@ -223,7 +205,7 @@ WRONG: list[list[Any]] = [
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_places_that_cannot_be(leaf_of: Callable[..., Path], row: list[Any]) -> None:
-    loader = train_loader(leaf_of(50), **arguments_of(2, 6, 16, Full, 0, False))
+    loader = train_loader(leaf_of(50), **arguments_of(2, 6, 16), task_encoder=Full(), lanes=12)
     state = loader.save_state_rank() or {}
     with pytest.raises(StateError, match="damaged"):
         loader.restore_state_rank({**state, "cursors": [row, *state["cursors"][1:]]})
@@ -247,13 +229,7 @@ class Rest(Greedy):
 
 
 def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
-    arguments: Any = {
-        "batch_size": 1,
-        "packing_buffer_size": 4,
-        "chunk_size": 8,
-        "lanes": 1,
-        "task_encoder": Stubborn(),
-    }
+    arguments: Any = arguments_of(1, 4, 8) | {"lanes": 1, "task_encoder": Stubborn()}
     with pytest.raises(FatalSampleError, match="pushed back 4 samples, as many as a buffer has"):
         next(iter(train_loader(leaf_of(50), **arguments)))
     loader = val_loader(leaf_of(3), **arguments)
@@ -262,7 +238,7 @@ def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_the_rest_of_a_sample_is_counted_with_its_first_part(leaf_of: Callable[..., Path]) -> None:
-    loader = val_loader(leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest())
+    loader = val_loader(leaf_of(7), **arguments_of(1, 3, 20), task_encoder=Rest())
     packs = [pack for batch in loader for pack in batch["packs"]]
     assert {key.strip("/") for pack in packs for key in pack} == {f"a-{number}" for number in range(7)}
     assert loader.stats()["samples"] == 7 and loader.stats()["dropped"] == 0

@@ -19,7 +19,7 @@ weights_lists = st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12)
 
 
 def check_counts(blend: Blend, weights: list[float], block: int) -> None:
-    """At the end of a block each leaf has its share, to within one sample: in whole numbers, for floats are too coarse."""
+    """At the end of a block each leaf has its share, within one sample; in whole numbers, as floats are too coarse."""
     counts, shares = blend.counts_before(block * BLOCK).tolist(), integer_shares(weights).tolist()
     assert sum(counts) == block * BLOCK
     assert all(abs((n << 62) - share * block * BLOCK) <= 1 << 62 for n, share in zip(counts, shares, strict=True))
