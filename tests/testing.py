@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 from energon_lite import (
     DataLoader,
     SavableDataLoader,
+    TaskEncoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -86,6 +87,13 @@ def _loader(get: Callable[..., Any], path: Any, arguments: dict[str, Any]) -> Sa
     )
     arguments.setdefault("worker_config", WorkerConfig(**{"rank": 0, "world_size": 1, **config}))
     return get_savable_loader(get(path, **arguments), **own)
+
+
+class Listed(TaskEncoder):
+    """Batches are lists of samples."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
 
 
 def invoke(*arguments: object, answers: str | None = None) -> Result:
@@ -271,6 +279,14 @@ def until(holds: Callable[[], T], seconds: float = 120.0) -> T:
     while not (found := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number; one that has ended, and is not waited for yet, is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 # Garbage and threads of earlier tests may open and close files, read, sleep and log at any moment.

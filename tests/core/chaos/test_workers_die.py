@@ -23,7 +23,7 @@ from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.storage import SampleDecoder
 from tests.fork_server import ForkedProgram
-from tests.testing import alone, nightly_but, take, train_loader, until
+from tests.testing import alone, is_alive, nightly_but, take, train_loader, until
 
 _loader = partial(train_loader, batch_size=4)
 
@@ -197,7 +197,7 @@ def test_close_leaves_no_process_and_the_loader_can_go_on(leaf_of: Any) -> None:
     pids = _pids(loader)
     loader.close()
     loader.close()
-    assert not [pid for pid in pids if _alive(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
     keys += _keys(loader, 4)
     loader.close()
     assert keys == _keys(_loader(leaf_of(50, "a"), 0), 8)
@@ -262,13 +262,6 @@ def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, 
     temporary.rmdir()
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _files_of(pid: int) -> list[str]:
     """The files that a process has open, or mapped."""
     links = []
@@ -280,7 +273,7 @@ def _files_of(pid: int) -> list[str]:
 
 
 def _gone(pids: list[int]) -> bool:
-    return until(lambda: not any(map(_alive, pids)))
+    return until(lambda: not any(map(is_alive, pids)))
 
 
 class Stops(TaskEncoder):
@@ -298,7 +291,7 @@ def test_a_worker_that_is_stopped_ends_the_run_and_is_killed(leaf_of: Any) -> No
     with loader, pytest.raises(WorkerError, match=r"longer than 0\.5 s") as caught:
         take(loader, 20)
     assert "worker" in str(caught.value) and "micro-batch" in str(caught.value)
-    assert not any(map(_alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 class Limited(TaskEncoder):

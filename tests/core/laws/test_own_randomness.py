@@ -18,7 +18,7 @@ from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, coo
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.marks import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import examples, take, train_loader
+from tests.testing import Listed, examples, take, train_loader
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:
@@ -249,7 +249,7 @@ def test_the_callers_come_back_after_an_interrupt_while_they_come_back(
     assert next(interrupts, None) is None
 
 
-class Nested(TaskEncoder):
+class Nested(Listed):
     """A hook that runs another loader, and draws before and after."""
 
     def __init__(self, path: Any):
@@ -261,9 +261,6 @@ class Nested(TaskEncoder):
             loader = train_loader(self.path, batch_size=2, task_encoder=Numbers())
             assert next(iter(loader)) == loader.restore_sample(("batch", 0, 0))
         return drawn + draw()
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 def test_a_hook_that_runs_another_loader_goes_on_with_its_own(leaf_of: Any) -> None:

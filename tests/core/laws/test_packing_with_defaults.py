@@ -13,14 +13,13 @@ from energon_lite import (
     BestFit,
     Capacity,
     SkipSample,
-    TaskEncoder,
     get_processing_dataset,
     get_savable_loader,
     register_source,
 )
 from energon_lite.batching.plan import default_lanes, worlds_for
 from energon_lite.errors import FatalSampleError
-from tests.testing import ALONE, take, train_loader, val_loader
+from tests.testing import ALONE, Listed, take, train_loader, val_loader
 
 CAPACITY = 4096
 
@@ -55,7 +54,7 @@ class Mix:
 register_source("mix", lambda url, split_part: Mix(url))
 
 
-class Packed(TaskEncoder):
+class Packed(Listed):
     """All that has to be written."""
 
     pack_capacity = CAPACITY
@@ -70,9 +69,6 @@ class Packed(TaskEncoder):
 
     def pack_selected_samples(self, samples: list[Any]) -> dict[str, Any]:
         return {"tokens": sum(len(one["tokens"]) for one in samples), "indices": [one["index"] for one in samples]}
-
-    def batch(self, samples: list[Any]) -> list[Any]:
-        return samples
 
     def sample_length(self, sample: Any) -> int:
         return len(sample["tokens"])

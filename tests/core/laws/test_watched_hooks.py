@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from energon_lite import Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import LendingScope
 from energon_lite.hooks.global_generators import Marks
-from tests.testing import examples, take, train_loader
+from tests.testing import Listed, examples, take, train_loader
 
 #: Ways to draw a number, or to change a state, that all have to be noticed.
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -115,7 +115,7 @@ def test_equal_to_hooks_that_are_always_seeded(leaf_of: Any, way: str, every: in
     assert (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()) == before
 
 
-class Counts(TaskEncoder):
+class Counts(Listed):
     """Counts calls, and the states that samples were given."""
 
     def __init__(self, draws_from: int):
@@ -130,9 +130,6 @@ class Counts(TaskEncoder):
         else:
             self.states.add(torch.initial_seed())
         return sample.__key__
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 @pytest.mark.parametrize("draws_from, twice", [(0, 0), (3, 0), (9, 4), (40, 4), (100, 0)])
@@ -154,14 +151,11 @@ def cook(sample: Any) -> Any:
     return {"__key__": sample["__key__"], "__restore_key__": sample["__restore_key__"], "drawn": drawn}
 
 
-class Cooks(TaskEncoder):
+class Cooks(Listed):
     cookers = [Cooker(cook)]
 
     def encode_sample(self, sample: Any) -> Any:
         return sample | {"more": sample["drawn"] and [torch.rand(()).item()]}
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 class CooksSeeded(Cooks):
@@ -174,15 +168,12 @@ def test_cookers_are_watched_too(crude: Any) -> None:
     assert _batches(crude, Cooks(), 24) == _batches(crude, CooksSeeded(), 24)
 
 
-class Reads(TaskEncoder):
+class Reads(Listed):
     """Reads a state without drawing, and so has to ask for seeds."""
 
     @stateless(restore_seeds=True)
     def encode_sample(self, sample: Any) -> Any:
         return torch.initial_seed(), random.getstate()[1][:3]
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 def test_hooks_that_read_states_ask_for_seeds(leaf_of: Any) -> None:

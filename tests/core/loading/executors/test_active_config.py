@@ -14,7 +14,7 @@ from energon_lite.extras.energon import MapDataset
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.stores import NoCachePool
 from energon_lite.topology import Replica
-from tests.testing import train_loader
+from tests.testing import Listed, train_loader
 
 
 def seen() -> tuple[int, int, int]:
@@ -93,14 +93,11 @@ def test_functions_of_wrappers(leaf_of: Callable[..., Path]) -> None:
         assert set(next(iter(loader))) == {(0, 1, 0)}
 
 
-class Cached(TaskEncoder):
+class Cached(Listed):
     """Batches of the caches that hooks find."""
 
     def encode_sample(self, sample: Any) -> Any:
         return self.cache
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:

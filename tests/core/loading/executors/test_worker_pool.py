@@ -27,7 +27,7 @@ from energon_lite import TaskEncoder
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import worker_handle, worker_process
 from energon_lite.loading.executors.worker_process import renew_streams
-from tests.testing import nightly_but, take, told_of, train_loader, until
+from tests.testing import is_alive, nightly_but, take, told_of, train_loader, until
 
 _loader = partial(train_loader, batch_size=2)
 
@@ -103,13 +103,6 @@ class Stays(TaskEncoder):
         return batch
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", nightly_but({0, 2}, ["fork", "forkserver", "spawn"]))
 def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: Any, tmp_path: Path, method: Any) -> None:
@@ -122,10 +115,10 @@ def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: An
     trainer.start()
     assert until(lambda: len(list(tmp_path.iterdir())) == 2)
     workers = [int(one.name) for one in tmp_path.iterdir()]
-    assert not any(map(_gone, workers))
+    assert all(map(is_alive, workers))
     trainer.kill()
     trainer.join()
-    assert until(lambda: all(map(_gone, workers)))
+    assert until(lambda: not any(map(is_alive, workers)))
 
 
 @pytest.mark.slow
@@ -160,7 +153,7 @@ def test_the_fork_server_of_a_forked_process_takes_nothing_with_it(leaf_of: Any,
     trainer.start()
     server, address = receive.recv()
     trainer.join()
-    assert until(lambda: _gone(server))
+    assert until(lambda: not is_alive(server))
     assert not Path(address).parent.exists()
     assert Path(folder).exists()
     with _loader(leaf_of(50), 1, start_method="forkserver") as loader:

@@ -26,7 +26,7 @@ from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
-from tests.testing import blend_of, calls_here, examples, train_loader
+from tests.testing import Listed, blend_of, calls_here, examples, train_loader
 
 Same = Callable[[Any, Any], bool]
 
@@ -257,11 +257,8 @@ class Counted(Rated):
         return super().__new__(cls)
 
 
-class Listed(TaskEncoder):
+class Raw(Listed):
     decoder = None
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 @pytest.mark.parametrize("kind", [Rated, Measured, Upper, Counted])
@@ -272,7 +269,7 @@ def test_samples_are_made_as_by_their_type(
     stored = [(f"k{number}", {"txt": b"text %d" % number}) for number in range(6)]
     write_dataset(tmp_path / "typed", {"0.tar": stored}, dataset_yaml=document)
     Counted.made = 0
-    loader = train_loader(tmp_path / "typed", task_encoder=Listed(), batch_size=3, trust_code=True)
+    loader = train_loader(tmp_path / "typed", task_encoder=Raw(), batch_size=3, trust_code=True)
     samples = next(iter(loader))
     assert Counted.made == (3 if kind is Counted else 0)
     texts = dict(stored)

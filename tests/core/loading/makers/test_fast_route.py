@@ -21,22 +21,14 @@ from energon_lite.extras.remote import range_cache
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read.sample_reader import SampleReader
-from tests.testing import take, train_loader
+from tests.testing import Listed, take, train_loader
 
 PACKAGE = str(Path(energon_lite.__file__).parent)
 
 
-class Encodes(TaskEncoder):
+class Encodes(Listed):
     def encode_sample(self, sample: Any) -> Any:
         return sample
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
-
-
-class Batches(TaskEncoder):
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 def _loader(path: Any, encoder: TaskEncoder | None, **arguments: Any) -> Any:
@@ -44,7 +36,7 @@ def _loader(path: Any, encoder: TaskEncoder | None, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("windows", [(None, None), (40, 10), None])
-@pytest.mark.parametrize("encoder", [Encodes(), Batches()])
+@pytest.mark.parametrize("encoder", [Encodes(), Listed()])
 def test_samples_of_a_job_are_read_together(
     leaf_of: Any, monkeypatch: pytest.MonkeyPatch, encoder: TaskEncoder, windows: Any
 ) -> None:
@@ -71,7 +63,7 @@ def test_samples_of_a_job_are_read_together(
     assert reads == [8] * 5
 
 
-@pytest.mark.parametrize("encoder", [Encodes(), Batches()])
+@pytest.mark.parametrize("encoder", [Encodes(), Listed()])
 def test_one_that_is_broken_has_no_other_decoded_twice(leaf_of: Any, encoder: TaskEncoder) -> None:
     seen = list[bytes]()
 
@@ -142,7 +134,7 @@ def test_each_reason_is_counted_and_logged_once(
 ) -> None:
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(SampleReader, "read", _broken)
-    with _loader(leaf_of(24), Batches(), num_workers=2, start_method=way) as loader:
+    with _loader(leaf_of(24), Listed(), num_workers=2, start_method=way) as loader:
         for batch in take(loader, 3):
             assert [sample.text for sample in batch] == [sample.__key__ for sample in batch]
         stats = loader.stats()
@@ -160,14 +152,14 @@ def test_an_error_in_fields_of_a_batch(leaf_of: Any) -> None:
 
 
 def test_an_error_in_samples_made_together(leaf_of: Any) -> None:
-    with _loader(leaf_of(24), Batches()) as loader:
+    with _loader(leaf_of(24), Listed()) as loader:
         _decode_by(loader, _broken).decodes = False
         assert len(next(iter(loader))) == 8
         assert loader.stats()["fallbacks"] == {"decode_together: ValueError": 1, "decode: ValueError": 8}
 
 
 def test_there_are_none_on_the_fast_route(leaf_of: Any) -> None:
-    with _loader(leaf_of(24), Batches(), num_workers=2) as loader:
+    with _loader(leaf_of(24), Listed(), num_workers=2) as loader:
         next(iter(loader))
         assert loader.stats()["fallbacks"] == {} and loader.gather_stats()["fallbacks"] == {}
 
