@@ -208,26 +208,6 @@ def test_empty_batches_keep_their_form() -> None:
     assert empty_like(Plain(torch.ones(2), "ab"), 2).name == "ab"
 
 
-def test_pinning_copies_nested_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)  # there may be no CUDA here
-
-    @edataclass
-    class Nested(Batch):
-        parts: dict[str, Any]
-        named: Named
-        plain: Plain
-
-    nested = Nested(
-        __key__=["a"],
-        __restore_key__=(),
-        parts={"x": [torch.zeros(1), "text"]},
-        named=Named(torch.zeros(1), "n"),
-        plain=Plain(torch.zeros(1), "p"),
-    ).pin_memory()
-    assert nested.parts["x"][0] == 100 and nested.named.x == 100 and nested.plain.x == 100
-    assert nested.parts["x"][1] == "text" and nested.__key__ == ["a"]
-
-
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
     dtypes=st.lists(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -199,3 +199,10 @@ def training(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
 def validation(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
     """The same of ``get_val_dataset``."""
     return lambda config: get_val_dataset(path, worker_config=config, **arguments)
+
+
+def in_step(loaders: Iterable[Any]) -> list[Any]:
+    """The micro-batches of a pass, step by step; all ranks have as many."""
+    per_rank = [list(loader) for loader in loaders]
+    assert len({len(batches) for batches in per_rank}) == 1
+    return [batch for step in zip(*per_rank, strict=True) for batch in step]

@@ -79,22 +79,6 @@ def test_the_stream_goes_on_or_the_place_is_named(
     assert len(more) == steps * after[0] * (new or 1)
 
 
-@pytest.mark.parametrize(("old", "new"), [((4, 1), (1, 4)), ((1, 4), (2, 2)), ((2, 4), (8, 1)), ((2, 2), (1, 1))])
-def test_global_batches_keep_their_samples(
-    cluster: Any, leaf_of: Callable[..., Path], old: tuple[int, int], new: tuple[int, int]
-) -> None:
-    """Whatever the micro-batches, ranks and steps are of which a global batch of 8 is made."""
-    length = 8
-
-    def global_batches(one: tuple[int, int], state: Any, count: int) -> tuple[list[set[str]], Any]:
-        size, world = one
-        keys, state = run(cluster, leaf_of(50), size, (world, 0), state, count * length // (size * world))
-        return [set(keys[first : first + length]) for first in range(0, len(keys), length)], state
-
-    first, state = global_batches(old, None, 3)
-    assert first + global_batches(new, state, 3)[0] == global_batches((8, 1), None, 6)[0]
-
-
 def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
     def loader(size: int | None, state: Any = None, **more: Any) -> Any:
         return val_loader(leaf_of(10), batch_size=size, **more).with_restored_state_rank(state)
@@ -116,13 +100,6 @@ def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
     take(limited, 1)
     with pytest.raises(StateMismatchError, match="limit of batches"):
         loader(1, limited.save_state_rank(), limit=8)
-
-
-def test_other_differences_are_all_told(leaf_of: Callable[..., Path]) -> None:
-    one, other = (train_loader(leaf_of(50), batch_size=size, seed_offset=seed) for size, seed in ((2, 0), (4, 3)))
-    take(one, 1)
-    with pytest.raises(StateMismatchError, match=r"(?s)batch_size: 2 in the state, 4 here.*seed: 0 in the state, 3"):
-        other.restore_state_rank(one.save_state_rank())
 
 
 def test_a_loop_of_a_virtual_epoch_keeps_its_end(leaf_of: Callable[..., Path]) -> None:

@@ -27,6 +27,7 @@ from energon_lite.loading import token_batching
 from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.core.laws.kinds import in_step
 from tests.core.laws.pipelines import MODEL
 from tests.core.laws.sources import columns, images_of
 from tests.core.laws.token_data import CAPACITY, QUIET, SEGMENTS, STRATEGIES, dataset_of, sequences, tokens_of
@@ -255,9 +256,8 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
         return dataset_of(leaf_of(120), config, micro_batches_per_step=size, **more)
 
     with cluster(build, world, 0) as ranks:
-        batches = [list(loader) for loader in ranks.loaders]
-    assert len({len(own) for own in batches}) == 1 and len(batches[0]) % turns == 0
-    dealt = [batch for turn in zip(*batches, strict=True) for batch in turn]
+        dealt = in_step(ranks.loaders)
+    assert len(dealt) % size == 0
     steps = [dealt[first : first + size] for first in range(0, len(dealt), size)]
     planned: list[list[Any]] = []
     last = None

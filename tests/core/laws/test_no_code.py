@@ -206,6 +206,7 @@ def _loader(path: Any, **arguments: Any) -> SavableDataLoader:
         ({"seed_offset": 7}, "seed: 0 in the state, 7 here"),
         ({"split_part": "val"}, "split_part: 'train' in the state, 'val' here"),
         ({"repeat": False}, "repeat: True in the state, False here"),
+        ({"batch_size": 4, "seed_offset": 3}, r"(?s)batch_size: 2 in the state, 4 here.*seed: 0 in the state, 3"),
         ({"shuffle_over_epochs_multiplier": 2}, r"data set 0 \(.*a-20, 20 samples"),
     ],
 )

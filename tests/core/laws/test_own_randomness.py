@@ -165,18 +165,16 @@ def _left_alone() -> Iterator[None]:
     assert _states() == before
 
 
-@pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize(
-    ("world", "workers", "start"),
-    [(1, 2, "fork"), (1, 8, "thread"), (3, 0, "fork"), pytest.param(4, 8, "fork", marks=pytest.mark.nightly)],
+    ("world", "workers", "start", "name"),
+    [
+        *((*how, name) for how in [(1, 2, "fork"), (1, 8, "thread"), (3, 0, "fork")] for name in PIPELINES),
+        *[(1, 1, "forkserver", "planned"), (1, 1, "spawn", "packs")],
+        *(pytest.param(4, 8, "fork", name, marks=pytest.mark.nightly) for name in PIPELINES),
+    ],
 )
 def test_equal_on_any_ranks_and_workers(crude: Any, name: str, world: int, workers: int, start: str) -> None:
     assert _batches(crude, name, 12, world=world, workers=workers, start_method=start) == _alone(crude, name)
-
-
-@pytest.mark.parametrize(("start", "name"), [("forkserver", "planned"), ("spawn", "packs")])
-def test_equal_however_processes_are_started(crude: Any, start: str, name: str) -> None:
-    assert _batches(crude, name, 12, workers=1, start_method=start) == _alone(crude, name)
 
 
 @settings(max_examples=examples(20))

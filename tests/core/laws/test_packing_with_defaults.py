@@ -17,7 +17,6 @@ from energon_lite import (
     get_savable_loader,
     register_source,
 )
-from energon_lite.batching.plan import default_lanes, worlds_for
 from energon_lite.errors import FatalSampleError
 from tests.testing import ALONE, Listed, take, train_loader, val_loader
 
@@ -117,12 +116,6 @@ def test_a_sample_that_is_longer_than_a_pack() -> None:
 
     with pytest.raises(FatalSampleError, match="does not fit into a pack of 100"):
         next(iter(train_loader("mix://chat", task_encoder=Short(), batch_size=1)))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12])
-def test_a_run_can_go_on_on_many_numbers_of_ranks(world: int) -> None:
-    """If the user says nothing about lanes."""
-    assert {1, 2, 3, 4, 6, 8, 12, 24} <= {*worlds_for(default_lanes(world))}
 
 
 def test_where_nothing_is_packed() -> None:

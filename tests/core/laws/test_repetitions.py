@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
-from tests.core.laws.kinds import Pipeline, repeated, training
+from tests.core.laws.kinds import Pipeline, in_step, repeated, training
 from tests.testing import examples, metadataset, train_loader, val_loader
 
 #: Mostly no worker processes, because each takes some 20 ms to start.
@@ -57,9 +57,7 @@ def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
     found: Counter[str] = Counter()
     with cluster(build, world, worker_count) as ranks:
         for epoch in range(1, 4):
-            per_rank = [list(iterator) for iterator in map(iter, ranks.loaders)]
-            assert len({len(batches) for batches in per_rank}) == 1
-            found.update(_texts([batch for step in zip(*per_rank, strict=True) for batch in step]))
+            found.update(_texts(in_step(ranks.loaders)))
             for leaf, (count, repetitions) in enumerate(blend):
                 shown = [found[f"{'abcdef'[leaf]}-{i}"] for i in range(count)]
                 total = int(epoch * count * Fraction(str(repetitions)))
