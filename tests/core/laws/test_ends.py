@@ -68,11 +68,10 @@ def _steps(
             batches = [batch["__key__"] for _, batch in zip(range(most), loader, strict=False)]
             return batches, loader.save_state_rank()
 
-        results = on_ranks(world, work)
-        states = [state for _, state in results]
+        per_rank, states = zip(*on_ranks(world, work), strict=True)
         if states[0]["pass_number"]:
             break  # the pass was over before
-        steps += [list(step) for step in zip(*[batches for batches, _ in results], strict=True)]
+        steps += map(list, zip(*per_rank, strict=True))
     return steps
 
 

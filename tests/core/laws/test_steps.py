@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TaskEncoder
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
-from tests.testing import ALONE, examples, take, train_loader
+from tests.core.laws.kinds import training
+from tests.testing import examples, take, train_loader, val_loader
 
 
 class Keys(TaskEncoder):
@@ -44,21 +45,14 @@ worlds = st.sampled_from([1, 2, 3, 4])
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
-def build(path: Any, kind: str, config: WorkerConfig = ALONE, **more: Any) -> Any:
-    encoder = Groups() if kind == "groups" else Keys()
-    make = get_val_dataset if more.pop("validate", False) else get_train_dataset
-    return make(path, task_encoder=encoder, worker_config=config, **KINDS[kind], **more)
-
-
 def keys(batches: list[Any]) -> list[list[str]]:
     return [batch["__key__"] if isinstance(batch["__key__"], list) else [batch["__key__"]] for batch in batches]
 
 
-def loader_of(
-    path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (), workers: int = 0, **more: Any
-) -> Any:
-    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    return get_savable_loader(build(path, kind, config, **more), skip_steps=skip)
+def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (), **more: Any) -> Any:
+    get = val_loader if more.pop("validate", False) else train_loader
+    own = {"task_encoder": Groups() if kind == "groups" else Keys(), **KINDS[kind]}
+    return get(path, rank=rank, world_size=world, skip_steps=skip, **own, **more)
 
 
 # -- which samples --------------------------------------------------------------------------------------------------
@@ -77,10 +71,11 @@ def test_what_a_step_has_is_known_without_reading(
 ) -> None:
     """From any place of the run, on any ranks, steps behind and ahead."""
     path = leaf_of(50, "a")
-    with cluster(lambda config: build(path, kind, config), first, 0) as ranks:
+    build = training(path, task_encoder=Keys(), **KINDS[kind])
+    with cluster(build, first, 0) as ranks:
         ranks.steps(before)
         state = ranks.state()
-    with cluster(lambda config: build(path, kind, config), second, 0, state) as ranks:
+    with cluster(build, second, 0, state) as ranks:
         start = state["position"] // second
         batches = keys(ranks.steps(10))
         loaders = [loader_of(path, kind, rank, second) for rank in range(second)]
@@ -132,12 +127,11 @@ def test_steps_that_are_not_there(leaf_of: Any) -> None:
                 loader_of(path, kind).samples_at(step, pass_number=number)
     with pytest.raises(UsageError, match="decided by the hooks"):
         loader_of(path, "groups").samples_at(0)
-    old, new = build(path, "planned"), build(leaf_of(7, "b"), "planned")
-    state, _ = rebase_state(get_savable_loader(old).save_state_rank() | {"position": 9}, old, new)
-    loader = get_savable_loader(new).with_restored_state_rank(state)
-    assert len(loader.samples_at(9)) == 3
+    old, new = loader_of(path, "planned"), loader_of(leaf_of(7, "b"), "planned")
+    new.restore_state_rank(rebase_state(old.save_state_rank() | {"position": 9}, old.dataset, new.dataset)[0])
+    assert len(new.samples_at(9)) == 3
     with pytest.raises(UsageError, match="before the blend was changed"):
-        loader.samples_at(8)
+        new.samples_at(8)
 
 
 def test_far_out_at_once(leaf_of: Any) -> None:
@@ -164,7 +158,7 @@ def test_steps_that_are_passed_over_move_nothing_else(
     def steps(skip: Any, count: int, states: Any = None) -> tuple[list[Any], list[Any]]:
         found, saved = [], []
         for rank in range(world):
-            with loader_of(path, kind, rank, world, skip, workers) as loader:
+            with loader_of(path, kind, rank, world, skip, num_workers=workers) as loader:
                 loader.restore_state_rank(None if states is None else states[rank])
                 found.append(keys(take(loader, count)))
                 saved.append(json.loads(json.dumps(loader.save_state_rank())))
@@ -184,16 +178,17 @@ def test_steps_that_are_passed_over_move_nothing_else(
 
 @pytest.mark.parametrize("kind", ["planned", "tokens"])
 def test_in_passes_that_end(leaf_of: Any, kind: str) -> None:
-    path = leaf_of(50, "a")
-    one = keys(list(loader_of(path, kind, 0, 1, repeat=False)))
+    def loader(skip: Any = ()) -> Any:
+        return loader_of(leaf_of(50, "a"), kind, skip=skip, repeat=False)
+
+    whole = loader()
+    one, other = (keys(list(whole)) for _ in range(2))
     last = len(one) - 1
-    loader = loader_of(path, kind, 0, 1, [0, 3, last, last + 5, (1, 1)], repeat=False)
-    assert keys(list(loader)) == [batch for number, batch in enumerate(one) if number not in (0, 3, last)]
-    whole = loader_of(path, kind, 0, 1, repeat=False)
-    passes = [keys(list(whole)) for _ in range(2)]
-    assert keys(list(loader)) == [batch for number, batch in enumerate(passes[1]) if number != 1]
-    nothing = loader_of(path, kind, 0, 1, range(len(one)), repeat=False)
-    assert list(nothing) == [] and keys(list(nothing)) == passes[1]
+    some = loader([0, 3, last, last + 5, (1, 1)])
+    assert keys(list(some)) == [batch for number, batch in enumerate(one) if number not in (0, 3, last)]
+    assert keys(list(some)) == [batch for number, batch in enumerate(other) if number != 1]
+    nothing = loader(range(len(one)))
+    assert list(nothing) == [] and keys(list(nothing)) == other
 
 
 def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
