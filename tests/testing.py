@@ -28,7 +28,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -61,6 +63,21 @@ def alone(workers: int) -> WorkerConfig:
 def take(batches: Iterable[T], count: int) -> list[T]:
     """The first so many of a loader's batches."""
     return list(islice(batches, count))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality of batches, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "__dataclass_fields__"):
+        return all(same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+    return bool(one == other)
 
 
 #: What a loader is told, and what a ``WorkerConfig``; all else is told a data set.

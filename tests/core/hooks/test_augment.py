@@ -30,7 +30,7 @@ from energon_lite.hooks import (
     seeded_hooks,
 )
 from energon_lite.storage import SampleDecoder
-from tests.testing import take, train_loader
+from tests.testing import take, train_loader, write_dataset
 
 
 @cooker
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[TaskEncoder, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def texts(tmp_path: Path, write_dataset: Any) -> Path:
+def texts(tmp_path: Path) -> Path:
     samples = [(str(number), {"txt": b"x" * number}) for number in range(12)]
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
     folder: Path = write_dataset(tmp_path / "texts", {"a.tar": samples}, dataset_yaml=crude)

@@ -11,7 +11,6 @@ import pytest
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.core.laws import oracle
 from tests.core.laws.token_data import length_of
 from tests.testing import blend_of, write_dataset
 
@@ -68,12 +67,6 @@ class Cluster:
 @pytest.fixture
 def cluster() -> type[Cluster]:
     return Cluster
-
-
-@pytest.fixture
-def on_ranks() -> Callable[..., list[Any]]:
-    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that meet before each step."""
-    return oracle.on_ranks
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.extras.blends import rebase_state
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training
 from tests.testing import blend_of, examples, take, train_loader, val_loader
 
@@ -32,9 +33,9 @@ def samples_of(path: Any, count: int = 120) -> list[str]:
     return keys_of(take(train_loader(path, batch_size=1), count))
 
 
-def run(cluster: Any, path: Any, size: int | None, topology: tuple[int, int], state: Any, steps: int) -> Any:
+def run(path: Any, size: int | None, topology: tuple[int, int], state: Any, steps: int) -> Any:
     """The samples of so many steps in batches of a size, and the state behind them."""
-    with cluster(training(path, batch_size=size), *topology, state) as ranks:
+    with Cluster(training(path, batch_size=size), *topology, state) as ranks:
         found = keys_of(ranks.steps(steps))
         return found, json.loads(json.dumps(ranks.state()))
 
@@ -45,7 +46,6 @@ def run(cluster: Any, path: Any, size: int | None, topology: tuple[int, int], st
     staged=st.booleans(),
 )  # fmt: skip
 def test_the_stream_goes_on_or_the_place_is_named(
-    cluster: Any,
     leaf_of: Callable[..., Path],
     old: int | None,
     new: int | None,
@@ -58,9 +58,9 @@ def test_the_stream_goes_on_or_the_place_is_named(
     weights = [{"linear": {0: 1, 40: 3}}, {"linear": {0: 3, 40: 1}}] if staged else [2, 1]
     path = blend_of([(leaf_of(13, "a"), weights[0]), (leaf_of(50, "b"), weights[1])])
     whole = samples_of(path, 500)
-    found, state = run(cluster, path, old, before, None, cut)
+    found, state = run(path, old, before, None, cut)
     try:
-        more, _ = run(cluster, path, new, after, state, steps)
+        more, _ = run(path, new, after, state, steps)
     except StateMismatchError as error:
         named = re.search(r"to micro-batch ([\d,]+) \(steps: (\d+) on (\d+) rank", error.fix or "")
         assert named and (len(found) % (new or 1))
@@ -70,11 +70,11 @@ def test_the_stream_goes_on_or_the_place_is_named(
             < following
             == state["position"] + (way * ranks if ranks == 1 else following - state["position"])
         )
-        rest, state = run(cluster, path, old, (ranks, 0), state, way)
+        rest, state = run(path, old, (ranks, 0), state, way)
         assert state["position"] >= following
         found += rest
         assert len(found) % (new or 1) == 0  # and the named place is one
-        more, _ = run(cluster, path, new, after, state, steps)
+        more, _ = run(path, new, after, state, steps)
     assert found + more == whole[: len(found) + len(more)]
     assert len(more) == steps * after[0] * (new or 1)
 

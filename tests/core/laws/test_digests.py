@@ -28,6 +28,7 @@ from energon_lite.extras.energon import BatchDataset
 from energon_lite.extras.inspect.audit import PlannedSteps, check_steps
 from energon_lite.extras.inspect.audited_run import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training
 from tests.core.laws.token_data import Tokens
 from tests.testing import ALONE, examples, train_loader
@@ -60,10 +61,10 @@ def digests_of(ranks: Any, steps: int) -> list[int]:
 @settings(max_examples=examples(15))
 @given(blend=blends, batch_size=st.integers(1, 5), skips=st.sampled_from([0, 0, 3]), workers=st.sampled_from([0, 0, 2]))
 def test_it_is_that_of_the_samples_in_the_batch(
-    cluster: Any, write_blend: Callable[..., Any], blend: Any, batch_size: int, skips: int, workers: int
+    write_blend: Callable[..., Any], blend: Any, batch_size: int, skips: int, workers: int
 ) -> None:
     build = training(write_blend(blend), batch_size=batch_size, task_encoder=Addressed(skips))
-    with cluster(build, 2, workers) as ranks:
+    with Cluster(build, 2, workers) as ranks:
         leaves = ranks.loaders[0].dataset.leaves
         where = {
             leaf.source.key(index): (n, index) for n, leaf in enumerate(leaves) for index in range(len(leaf.source))
@@ -81,15 +82,13 @@ def test_it_is_that_of_the_samples_in_the_batch(
 
 @pytest.mark.usefixtures("known_lengths")
 @pytest.mark.parametrize("step", [None, 12])
-def test_planned_tokens_have_equal_digests_on_any_ranks(
-    cluster: Any, write_blend: Callable[..., Any], step: int | None
-) -> None:
+def test_planned_tokens_have_equal_digests_on_any_ranks(write_blend: Callable[..., Any], step: int | None) -> None:
     arguments: Any = {"batching": BestFit(Capacity(50), oversize="split"), "chunk_size": 60}
     arguments |= {"micro_batches_per_step": step, "task_encoder": Tokens()}
     build = training(write_blend([(50, 1.0), (120, 0.3)]), **arguments)
     sums = []
     for world in (1, 2, 3, 4):
-        with cluster(build, world, 0) as ranks:
+        with Cluster(build, world, 0) as ranks:
             every = digests_of(ranks, 48 // world)
             sums.append([sum(every[first : first + 12]) & MASK64 for first in range(0, 48, 12)])
             planned = PlannedSteps(ranks.loaders[0].dataset)

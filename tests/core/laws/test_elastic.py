@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
 from energon_lite.errors import FatalSampleError, SampleError, UsageError
 from energon_lite.loading.saved_states import merged, redistributed
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import KINDS, Pipeline, training
 from tests.core.laws.naive_items import plain
-from tests.testing import examples, train_loader, val_loader
+from tests.testing import examples, same, train_loader, val_loader
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
@@ -51,17 +52,17 @@ def delivered(ranks: Any, steps: int) -> list[tuple[Any, int]]:
     ]
 
 
-def check_chain(cluster: Any, leaf_of: Any, pipeline: Pipeline, parts: list[tuple[int, int, int, bool]]) -> None:
+def check_chain(leaf_of: Any, pipeline: Pipeline, parts: list[tuple[int, int, int, bool]]) -> None:
     build, worlds = pipeline.builder(leaf_of), pipeline.worlds
     chain = [(worlds[choice % len(worlds)], *part) for choice, *part in parts]
-    with cluster(build, 1, 0) as alone:
+    with Cluster(build, 1, 0) as alone:
         with starving():
             expected = delivered(alone, sum(world * steps for world, _, steps, _ in chain))
     digests = {digest for _, digest in expected}
     assert len(expected) < 12 or len(digests) > len(expected) // 2  # else they would say nothing
     found, states = list[Any](), None
     for world, workers, steps, dealt in chain:
-        with cluster(build, world, workers, states) as ranks:
+        with Cluster(build, world, workers, states) as ranks:
             before = ranks.states()
             assert states is None or dealt or merged(before) == merged(states)  # before the first batch
             found += delivered(ranks, steps)
@@ -78,25 +79,21 @@ def check_chain(cluster: Any, leaf_of: Any, pipeline: Pipeline, parts: list[tupl
 @settings(max_examples=examples(10))
 @given(data=st.data(), parts=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any, leaf_of: Any, kind: str, data: st.DataObject, parts: Any
+    leaf_of: Any, kind: str, data: st.DataObject, parts: Any
 ) -> None:
-    check_chain(cluster, leaf_of, data.draw(KINDS[kind]), parts)
+    check_chain(leaf_of, data.draw(KINDS[kind]), parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(8))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))
-def test_each_batch_again_from_its_key(
-    cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int
-) -> None:
-    check_keys(cluster, same, leaf_of, data.draw(KINDS[kind]), data, workers)
+def test_each_batch_again_from_its_key(leaf_of: Any, kind: str, data: st.DataObject, workers: int) -> None:
+    check_keys(leaf_of, data.draw(KINDS[kind]), data, workers)
 
 
-def check_keys(
-    cluster: Any, same: Any, leaf_of: Any, pipeline: Pipeline, data: st.DataObject, workers: int = 0
-) -> None:
+def check_keys(leaf_of: Any, pipeline: Pipeline, data: st.DataObject, workers: int = 0) -> None:
     build = pipeline.builder(leaf_of)
-    with cluster(build, pipeline.worlds[-1] if pipeline.lanes else 2, workers) as ranks:
+    with Cluster(build, pipeline.worlds[-1] if pipeline.lanes else 2, workers) as ranks:
         with starving():
             batches = ranks.steps(8)
     chosen = data.draw(st.lists(st.sampled_from(batches), min_size=1, max_size=8, unique_by=id))
@@ -109,7 +106,7 @@ def check_keys(
     assert other.save_state_rank() == before
 
 
-def test_indices_that_hooks_can_ask_for(leaf_of: Any, cluster: Any) -> None:
+def test_indices_that_hooks_can_ask_for(leaf_of: Any) -> None:
     class Asks(TaskEncoder):
         def encode_sample(self, sample: Any) -> Any:
             return {"sample": self.current_sample_index, "text": sample.text}
@@ -117,7 +114,7 @@ def test_indices_that_hooks_can_ask_for(leaf_of: Any, cluster: Any) -> None:
         def encode_batch(self, batch: Any) -> Any:
             return batch | {"batch": self.current_batch_index}
 
-    with cluster(training(leaf_of(5, "a"), batch_size=3, task_encoder=Asks()), 2, 1) as ranks:
+    with Cluster(training(leaf_of(5, "a"), batch_size=3, task_encoder=Asks()), 2, 1) as ranks:
         batches = ranks.steps(5)
     assert [batch["batch"] for batch in batches] == list(range(10))
     numbers = [number for batch in batches for number in batch["sample"]]

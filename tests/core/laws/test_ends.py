@@ -18,6 +18,7 @@ from energon_lite.errors import StateError, TopologyError
 from energon_lite.extras.energon import BatchDataset, LimitDataset, MapDataset, RepeatDataset
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.kinds import validation
+from tests.core.laws.oracle import on_ranks
 from tests.testing import examples, val_loader
 
 
@@ -51,9 +52,7 @@ chains = st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3)), m
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
-def _steps(
-    on_ranks: Callable[..., Any], leaf: Any, kind: str, chain: list[tuple[int, int]], **arguments: Any
-) -> list[list[list[str]]]:
+def _steps(leaf: Any, kind: str, chain: list[tuple[int, int]], **arguments: Any) -> list[list[list[str]]]:
     """The names in each rank's batch, step by step: so many steps on each number of ranks, and then to the end of the
     pass on the last one."""
     steps: list[list[list[str]]] = []
@@ -79,30 +78,26 @@ def _steps(
 @settings(max_examples=examples(20))
 @given(chain=chains, limit=st.sampled_from([1, 4, 5, 6, 7, 8, 9, 100]))
 def test_a_limit_is_the_same_on_the_ranks_that_go_on(
-    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
+    leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
 ) -> None:
-    whole = _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)])
-    assert _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)], limit=limit) == whole[:limit]
+    whole = _steps(leaf_of(120, "a"), kind, [(chain[0][0], 1000)])
+    assert _steps(leaf_of(120, "a"), kind, [(chain[0][0], 1000)], limit=limit) == whole[:limit]
     expected = [batch for step in whole[:limit] for batch in step if batch]
-    parts = _steps(on_ranks, leaf_of(120, "a"), kind, chain, limit=limit)
+    parts = _steps(leaf_of(120, "a"), kind, chain, limit=limit)
     assert [batch for step in parts for batch in step if batch] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(20))
 @given(chain=chains, size=st.sampled_from([30, 31, 37, 48, 59, 60]))
-def test_with_drop_last_each_step_is_full(
-    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int
-) -> None:
-    steps = _steps(on_ranks, leaf_of(size, "a"), kind, chain, batch_drop_last=True)
+def test_with_drop_last_each_step_is_full(leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int) -> None:
+    steps = _steps(leaf_of(size, "a"), kind, chain, batch_drop_last=True)
     assert steps and all(step and all(step) for step in steps)
     names = [name for step in steps for batch in step for name in batch]
     assert len(set(names)) == len(names) and (kind == "hooks" or len(names) >= size - 24)
 
 
-def test_the_first_two_samples_need_not_go_together(
-    on_ranks: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_two_samples_need_not_go_together(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that has none left gets a batch without samples, whatever the first ones do to the batch hook."""
 
     class Picky(Names):
@@ -112,7 +107,7 @@ def test_the_first_two_samples_need_not_go_together(
             return super().batch(samples)
 
     monkeypatch.setitem(KINDS, "picky", {"batch_size": 2, "task_encoder": Picky()})
-    steps = _steps(on_ranks, leaf_of(10, "a"), "picky", [(4, 1000)])
+    steps = _steps(leaf_of(10, "a"), "picky", [(4, 1000)])
     assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
 
 
@@ -146,7 +141,7 @@ def test_a_function_is_given_the_batch_without_samples_too(leaf_of: Any) -> None
     assert _rows(leaf_of(5, "a"), lambda inner: MapDataset(inner, lambda batch: batch["x"])) == [[2, 1], [2, 0]]
 
 
-def test_repetitions_go_on_on_other_ranks_and_limits_where_they_can_be_divided(on_ranks: Any, leaf_of: Any) -> None:
+def test_repetitions_go_on_on_other_ranks_and_limits_where_they_can_be_divided(leaf_of: Any) -> None:
     inside = validation(leaf_of(30, "a"), chunk_size=5, lanes=6, **Content(groups=2).arguments())
 
     def items(world: int, steps: int, wrapped: Callable[[Any], Any], states: Any = None) -> tuple[list[Any], list[Any]]:

@@ -27,11 +27,12 @@ from energon_lite.loading import token_batching
 from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import in_step
 from tests.core.laws.pipelines import MODEL
 from tests.core.laws.sources import columns, images_of
 from tests.core.laws.token_data import CAPACITY, QUIET, SEGMENTS, STRATEGIES, dataset_of, sequences, tokens_of
-from tests.testing import ALONE, examples, take
+from tests.testing import ALONE, examples, same, take
 
 NOTHING = CostModel.from_features({})  # for a limit of images alone
 PER_STEP = 12
@@ -127,16 +128,16 @@ def evened(path: Any, config: WorkerConfig = ALONE, **more: Any) -> Any:
     return dataset_of(path, config, batching=ByTokens(BestFit(Capacity(CAPACITY)), **arguments), chunk_size=60)
 
 
-def test_from_4_to_2_to_3_to_4_ranks(cluster: Any, leaf_of: Callable[..., Any]) -> None:
+def test_from_4_to_2_to_3_to_4_ranks(leaf_of: Callable[..., Any]) -> None:
     def build(config: WorkerConfig) -> Any:
         return evened(leaf_of(120), config, max_images=9)
 
-    with cluster(build, 1, 0) as alone:
+    with Cluster(build, 1, 0) as alone:
         expected = tokens_of(alone.steps(4 * PER_STEP))
     found: list[list[int]] = []
     state = None
     for world in (4, 2, 3, 4):
-        with cluster(build, world, 0, state) as ranks:
+        with Cluster(build, world, 0, state) as ranks:
             found += tokens_of(ranks.steps(PER_STEP // world))
             state = json.loads(json.dumps(ranks.state()))
     assert found == expected
@@ -223,7 +224,7 @@ def test_costs_that_even_out_nothing_are_refused(leaf_of: Callable[..., Any], mo
     data=st.data(),
 )
 def test_steps_that_are_evened_out_go_on_on_any_ranks(
-    cluster: Any, leaf_of: Any, strategy: Any, chunk: int, step: int, segments: Any, data: st.DataObject
+    leaf_of: Any, strategy: Any, chunk: int, step: int, segments: Any, data: st.DataObject
 ) -> None:
     """What the ranks of each turn get together does not depend on how many ranks there were before, or are now."""
 
@@ -232,11 +233,11 @@ def test_steps_that_are_evened_out_go_on_on_any_ranks(
 
     worlds = [world for world in range(1, step + 1) if step % world == 0]
     chain = [(data.draw(st.sampled_from(worlds)), workers, steps) for _, workers, steps in segments]
-    with cluster(build, 1, 0) as alone:
+    with Cluster(build, 1, 0) as alone:
         expected = tokens_of(alone.steps(sum(world * steps for world, _, steps in chain)))
     state, position = None, 0
     for world, workers, steps in chain:
-        with cluster(build, world, workers, state) as ranks:
+        with Cluster(build, world, workers, state) as ranks:
             for _ in range(steps):
                 turn = tokens_of(ranks.step())
                 assert sorted(turn) == sorted(expected[position : position + world])
@@ -247,7 +248,7 @@ def test_steps_that_are_evened_out_go_on_on_any_ranks(
 @QUIET
 @given(strategy=STRATEGIES, chunk=st.sampled_from([11, 40, 1000]), world=st.integers(1, 4), turns=st.integers(1, 3))
 def test_a_step_that_is_evened_out_keeps_its_samples(
-    cluster: Any, leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, turns: int
+    leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, turns: int
 ) -> None:
     """A pass in whole steps: those of the plan, chunk by chunk; as many turns on each rank, everything once."""
     size, more = world * turns, {"batching": strategy, "chunk_size": chunk, "repeat": False}
@@ -255,7 +256,7 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
     def build(config: WorkerConfig) -> Any:
         return dataset_of(leaf_of(120), config, micro_batches_per_step=size, **more)
 
-    with cluster(build, world, 0) as ranks:
+    with Cluster(build, world, 0) as ranks:
         dealt = in_step(ranks.loaders)
     assert len(dealt) % size == 0
     steps = [dealt[first : first + size] for first in range(0, len(dealt), size)]
@@ -273,14 +274,14 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
     assert [tokens(step) for step in steps] == [tokens(step) for step in planned]
 
 
-def test_the_micro_batches_of_a_step_cost_nearly_the_same(cluster: Any, leaf_of: Callable[..., Any]) -> None:
+def test_the_micro_batches_of_a_step_cost_nearly_the_same(leaf_of: Callable[..., Any]) -> None:
     """Squared lengths of what the ranks of a turn get, mean over largest: evened out, and as planned."""
 
     def balance(step: int | None) -> float:
         def build(config: WorkerConfig) -> Any:
             return dataset_of(leaf_of(120), config, chunk_size=1000, micro_batches_per_step=step)
 
-        with cluster(build, 4, 0) as ranks:
+        with Cluster(build, 4, 0) as ranks:
             turns = [[batch.cu_seqlens.diff().square().sum().item() for batch in ranks.step()] for _ in range(30)]
         assert step is None or all(turn == sorted(turn, reverse=number % 2 == 0) for number, turn in enumerate(turns))
         return sum(sum(turn) / 4 / max(turn) for turn in turns) / len(turns)
@@ -306,13 +307,13 @@ def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) ->
     assert "steps of 6 micro-batches" in str(six)
 
 
-def test_samples_of_a_step_that_is_evened_out(cluster: Any, leaf_of: Callable[..., Any]) -> None:
+def test_samples_of_a_step_that_is_evened_out(leaf_of: Callable[..., Any]) -> None:
     """Every second turn is assigned the other way round, which ``samples_at`` knows; from any place in the pass."""
 
     def build(config: WorkerConfig) -> Any:
         return dataset_of(leaf_of(120), config, micro_batches_per_step=8)
 
-    with cluster(build, 2, 0) as ranks, cluster(build, 2, 0) as others:
+    with Cluster(build, 2, 0) as ranks, Cluster(build, 2, 0) as others:
         steps = [ranks.step() for _ in range(20)]
         for number, batches in enumerate(steps):
             for loader in (ranks.loaders[0], others.loaders[1]):  # behind the step, and before it
@@ -322,7 +323,7 @@ def test_samples_of_a_step_that_is_evened_out(cluster: Any, leaf_of: Callable[..
                     assert own == [tuple(key) for key in batch.sample_ids], (number, rank)
 
 
-def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any], same: Any) -> None:
+def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any]) -> None:
     loader, other = (get_savable_loader(dataset_of(leaf_of(120), micro_batches_per_step=6)) for _ in range(2))
     batches = take(loader, 40)
     for number in (0, 7, 39):

@@ -26,6 +26,7 @@ from energon_lite import (
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
 from energon_lite.extras.energon import log_exception, reraise_exception
 from energon_lite.loading import get_processing_datasets
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import blends, in_step, training, validation
 from tests.testing import ALONE, blend_of, examples, take, train_loader, val_loader
 
@@ -41,10 +42,8 @@ def _texts(batches: Any) -> list[str]:
 
 @settings(max_examples=examples(20))
 @given(count=counts, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
-def test_each_epoch_of_training_once(
-    cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
-) -> None:
-    with cluster(training(leaf_of(count, "a"), batch_size=batch_size), world, worker_count) as ranks:
+def test_each_epoch_of_training_once(leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int) -> None:
+    with Cluster(training(leaf_of(count, "a"), batch_size=batch_size), world, worker_count) as ranks:
         texts = _texts(ranks.steps(-(-3 * count // (batch_size * world))))
     for epoch in range(3):
         assert sorted(texts[epoch * count : (epoch + 1) * count]) == sorted(f"a-{i}" for i in range(count))
@@ -53,11 +52,11 @@ def test_each_epoch_of_training_once(
 @settings(max_examples=examples(20))
 @given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_validation_once_over_all_ranks_and_in_step(
-    cluster: Any, write_blend: Callable[..., Any], blend: Any, world: int, batch_size: int, worker_count: int
+    write_blend: Callable[..., Any], blend: Any, world: int, batch_size: int, worker_count: int
 ) -> None:
     names = [f"{'abcdef'[leaf]}-{i}" for leaf, (count, _) in enumerate(blend) for i in range(count)]
     world = min(world, len(names))
-    with cluster(validation(write_blend(blend), batch_size=batch_size), world, worker_count) as ranks:
+    with Cluster(validation(write_blend(blend), batch_size=batch_size), world, worker_count) as ranks:
         for _ in range(2):
             steps = in_step(ranks.loaders)
             assert {len(loader) * world for loader in ranks.loaders} == {len(steps)}
@@ -66,17 +65,15 @@ def test_validation_once_over_all_ranks_and_in_step(
 
 @settings(max_examples=examples(30))
 @given(count=counts, world=st.integers(1, 8), batch_size=st.integers(1, 9), drop_last=st.booleans())
-def test_a_single_pass_of_training(
-    cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, drop_last: bool
-) -> None:
+def test_a_single_pass_of_training(leaf_of: Any, count: int, world: int, batch_size: int, drop_last: bool) -> None:
     world = min(world, count)
     build = training(leaf_of(count, "a"), batch_size=batch_size, batch_drop_last=drop_last, repeat=False)
     if drop_last and count < world * batch_size:
         with pytest.raises(EmptyDatasetError, match="batch_drop_last"):
-            cluster(build, world, 0)
+            Cluster(build, world, 0)
         return
     orders = []
-    with cluster(build, world, 0) as ranks:
+    with Cluster(build, world, 0) as ranks:
         for _ in range(2):
             steps = in_step(ranks.loaders)
             texts = _texts(steps)
@@ -136,13 +133,13 @@ def _bad(text: str) -> bool:
 @settings(max_examples=examples(25))
 @given(count=some, world=st.integers(1, 4), batch_size=st.integers(1, 6), worker_count=workers)
 def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
-    cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
+    leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
 ) -> None:
     clean, picky = (training(leaf_of(count), batch_size=batch_size, task_encoder=e) for e in (TaskEncoder(), Picky()))
     steps = -(-count // (world * batch_size))
-    with cluster(clean, world, worker_count) as ranks:
+    with Cluster(clean, world, worker_count) as ranks:
         expected = _texts(ranks.steps(steps))
-    with cluster(picky, world, worker_count) as ranks:
+    with Cluster(picky, world, worker_count) as ranks:
         batches = ranks.steps(steps)
         found = _texts(batches)
         stats = [loader.stats() for loader in ranks.loaders]
@@ -154,7 +151,7 @@ def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     assert sum(stat["samples"] for stat in stats) == len(found)
 
 
-def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any, cluster: Any) -> None:
+def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any) -> None:
     class Refuses(TaskEncoder):
         def batch(self, samples: list[Any]) -> Any:
             if any(sample.text == "a-3" for sample in samples):
@@ -162,7 +159,7 @@ def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any, cluster: Any) 
             return super().batch(samples)
 
     build = training(leaf_of(20, "a"), batch_size=2, task_encoder=Refuses())
-    with cluster(build, 2, 1) as ranks:
+    with Cluster(build, 2, 1) as ranks:
         batches = ranks.steps(10)
         stats = [loader.stats() for loader in ranks.loaders]
     assert all(len(batch.text) == 2 and "a-3" not in batch.text for batch in batches)

@@ -16,6 +16,7 @@ from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
 from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_iterator, lane_prefetcher
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.naive_items import KINDS
+from tests.core.laws.oracle import on_ranks
 from tests.testing import errors_of, examples, take, train_loader, val_loader
 
 
@@ -47,7 +48,7 @@ def test_the_length_is_not_known(leaf_of: Any) -> None:
     assert len(loops) == 5 and [len(list(loops)) for _ in range(3)] == [5, 5, 5]
 
 
-def _passes(on_ranks: Any, world: int, leaf: Any, workers: int = 0, **arguments: Any) -> list[list[Any]]:
+def _passes(world: int, leaf: Any, workers: int = 0, **arguments: Any) -> list[list[Any]]:
     """The batches of a pass that each rank gets."""
 
     def work(rank: int) -> list[Any]:
@@ -57,18 +58,18 @@ def _passes(on_ranks: Any, world: int, leaf: Any, workers: int = 0, **arguments:
     return on_ranks(world, work)
 
 
-def test_an_error_on_one_rank_ends_the_loop_on_all(on_ranks: Any, leaf_of: Any) -> None:
+def test_an_error_on_one_rank_ends_the_loop_on_all(leaf_of: Any) -> None:
     class Breaks(TaskEncoder):
         def encode_sample(self, sample: Any) -> Any:
             if sample.text == "a-17":
                 raise FatalSampleError("seventeen")
             yield sample
 
-    words = _errors(on_ranks, 3, leaf_of(60), batch_size=2, chunk_size=4, task_encoder=Breaks())
+    words = _errors(3, leaf_of(60), batch_size=2, chunk_size=4, task_encoder=Breaks())
     assert sorted("seventeen" in word for word in words) == [False, False, True]
 
 
-def _errors(on_ranks: Any, world: int, leaf: Any, **arguments: Any) -> list[str]:
+def _errors(world: int, leaf: Any, **arguments: Any) -> list[str]:
     """The errors of ranks of which one fails, the others because of that."""
 
     def work(rank: int) -> None:
@@ -80,12 +81,12 @@ def _errors(on_ranks: Any, world: int, leaf: Any, **arguments: Any) -> list[str]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_empty_batches_look_like_the_others(on_ranks: Any, leaf_of: Any, workers: int) -> None:
+def test_empty_batches_look_like_the_others(leaf_of: Any, workers: int) -> None:
     class Echo(TaskEncoder):
         def encode_sample(self, sample: Any) -> Any:
             yield sample
 
-    per_rank = _passes(on_ranks, 2, leaf_of(9), workers, batch_size=2, chunk_size=6, task_encoder=Echo())
+    per_rank = _passes(2, leaf_of(9), workers, batch_size=2, chunk_size=6, task_encoder=Echo())
     assert [[batch.text for batch in batches] for batches in per_rank] == [
         [["a-0", "a-1"], ["a-2", "a-3"], ["a-4", "a-5"]],
         [["a-6", "a-7"], ["a-8"], []],
@@ -113,17 +114,15 @@ class TensorHalves(Halves):
 
 @pytest.mark.parametrize("encoder", [Halves, TensorHalves])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_empty_batches_of_hooks_that_yield_batches_are_empty(
-    on_ranks: Any, leaf_of: Any, encoder: Any, workers: int
-) -> None:
-    found = _passes(on_ranks, 2, leaf_of(13), workers, batch_size=3, chunk_size=9, task_encoder=encoder())
+def test_empty_batches_of_hooks_that_yield_batches_are_empty(leaf_of: Any, encoder: Any, workers: int) -> None:
+    found = _passes(2, leaf_of(13), workers, batch_size=3, chunk_size=9, task_encoder=encoder())
     per_rank = [[list(map(int, batch["numbers"])) for batch in batches] for batches in found]
     assert len(per_rank[0]) == len(per_rank[1]) and [] in per_rank[1]
     assert sorted(number for batches in per_rank for batch in batches for number in batch) == list(range(13))
 
 
 @pytest.mark.parametrize("hook", ["encode_sample", "encode_batch"])
-def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, leaf_of: Any, hook: str) -> None:
+def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(leaf_of: Any, hook: str) -> None:
     def sums(self: Any, samples: list[Any]) -> Any:
         return {"sum": sum(int(sample.text.split("-")[1]) for sample in samples)}
 
@@ -131,7 +130,7 @@ def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, 
         yield value
 
     encoder = type("Sums", (TaskEncoder,), {"batch": sums, hook: yields})()
-    words = _errors(on_ranks, 2, leaf_of(33), batch_size=3, chunk_size=24, task_encoder=encoder)
+    words = _errors(2, leaf_of(33), batch_size=3, chunk_size=24, task_encoder=encoder)
     assert sum("write empty_batch(self, like, rows)" in word for word in words) == 1
 
 

@@ -18,6 +18,7 @@ from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 from energon_lite.loading.makers.outcomes import Result
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.kinds import contents, training
 from tests.testing import ALONE, examples, take, train_loader
@@ -43,10 +44,10 @@ def _dataset(leaf: Any, content: Content, chunk: int, config: WorkerConfig, **ar
     workers=st.sampled_from([0, 0, 0, 2]),
 )
 def test_batches_of_an_endless_run_are_full(
-    cluster: Any, leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
+    leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
 ) -> None:
     size = None if chunk is None else chunk * (content.packing or 4)
-    with cluster(training(leaf_of(50), chunk_size=size, lanes=lanes, **content.arguments()), 2, workers) as ranks:
+    with Cluster(training(leaf_of(50), chunk_size=size, lanes=lanes, **content.arguments()), 2, workers) as ranks:
         batches = ranks.steps(20 if lanes is None else 40)
     assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
 
@@ -103,11 +104,11 @@ def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
     assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
 
 
-def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of: Any) -> None:
+def test_each_lane_has_its_next_chunk_made_before_its_turn(leaf_of: Any) -> None:
     def build(config: WorkerConfig) -> Any:
         return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
 
-    with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+    with Cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
         ranks.steps(6)
         streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()
         assert [len(stream.tickets) for stream in streams] == [1] * 6
@@ -135,8 +136,8 @@ def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
 
 
-def _saved(cluster: Any, leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
-    with cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
+def _saved(leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
+    with Cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
         ranks.steps(steps)
         return ranks.states()
 
@@ -145,8 +146,8 @@ def _loader(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
     return get_savable_loader(_dataset(leaf, PACKED_GROUPS, 2, WorkerConfig(rank=rank, world_size=world), **arguments))
 
 
-def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
-    states = _saved(cluster, leaf_of(50, "a"), 6, 4, lanes=6)
+def test_lanes_are_those_of_the_first_run(leaf_of: Any) -> None:
+    states = _saved(leaf_of(50, "a"), 6, 4, lanes=6)
     assert [state["lanes"] for state in states] == [6] * 6
     for world in (1, 2, 3, 6):
         _loader(leaf_of(50, "a"), world - 1, world).restore_state_global(states)
@@ -158,24 +159,24 @@ def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
         _loader(leaf_of(50, "a"), 0, 2, lanes=5)
 
 
-def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(cluster: Any, leaf_of: Any) -> None:
+def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(leaf_of: Any) -> None:
     leaf = leaf_of(50, "a")
     for world, others in {1: (2, 3, 4, 8, 24), 3: (1, 2, 4, 6, 12), 4: (1, 3, 8), 16: (8, 12, 32, 48)}.items():
-        states = _saved(cluster, leaf, world, 1)
+        states = _saved(leaf, world, 1)
         assert all(len(json.dumps(state)) <= 4096 for state in states)
         for other in others:
             _loader(leaf, other - 1, other).restore_state_global(states)
 
 
-def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) -> None:
+def test_states_that_do_not_go_together_are_named(leaf_of: Any) -> None:
     leaf = leaf_of(50, "a")
-    states = _saved(cluster, leaf, 4, 3, lanes=4)
+    states = _saved(leaf, 4, 3, lanes=4)
     loader = _loader(leaf, 0, 2)
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes are in none of the 3 states: 2"):
         loader.restore_state_global([states[0], states[1], states[3]])
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes, and not those of rank 0 of 2: 0, 2"):
         loader.restore_state_rank(states[1])
-    later = _saved(cluster, leaf, 4, 4, lanes=4)
+    later = _saved(leaf, 4, 4, lanes=4)
     steps = r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16"
     with pytest.raises(StateMismatchError, match=steps):
         loader.restore_state_global([*states[:3], later[3]])
@@ -195,8 +196,8 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
         loader.restore_state_global([state | {"ranks": 0} for state in states])
 
 
-def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: Any) -> None:
-    (state,) = _saved(cluster, leaf_of(50, "a"), 1, 3)
+def test_planned_and_content_decided_states_do_not_mix(leaf_of: Any) -> None:
+    (state,) = _saved(leaf_of(50, "a"), 1, 3)
     planned, kinds = train_loader(leaf_of(50, "a"), batch_size=2), ["content-decided", "planned"]
     for loader, other in ((planned, state), (_loader(leaf_of(50, "a"), 0, 1), planned.save_state_rank())):
         with pytest.raises(

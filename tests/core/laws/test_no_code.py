@@ -33,7 +33,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.testing import TEXT_YAML, train_loader, val_loader
+from tests.testing import TEXT_YAML, train_loader, val_loader, write_dataset
 
 
 class _Bomb:
@@ -47,7 +47,7 @@ class _Bomb:
 
 
 @pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "pth"])
-def test_pickled_parts_are_not_loaded(tmp_path: Path, write_dataset: Any, name: str) -> None:
+def test_pickled_parts_are_not_loaded(tmp_path: Path, name: str) -> None:
     bomb = tmp_path / "bomb"
     samples = [(str(number), {name: pickle.dumps(_Bomb(bomb))}) for number in range(3)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=TEXT_YAML.replace("txt", name))
@@ -97,9 +97,7 @@ def test_no_picture_starts_a_program(ghostscript: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", ["png", "png.gz", "jpg"])
-def test_postscript_with_another_name_is_no_sample(
-    tmp_path: Path, write_dataset: Any, ghostscript: Path, part: str
-) -> None:
+def test_postscript_with_another_name_is_no_sample(tmp_path: Path, ghostscript: Path, part: str) -> None:
     data = gzip.compress(_POSTSCRIPT) if part.endswith("gz") else _POSTSCRIPT
     yaml = f"sample_type: ImageSample\nfield_map: {{image: {part}}}\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [(str(n), {part: data}) for n in range(3)]}, dataset_yaml=yaml)
@@ -121,9 +119,7 @@ def test_random_bytes_are_a_value_or_an_error_of_ours(data: bytes, kind: str) ->
 
 @pytest.mark.parametrize("absolute", [True, False])
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_data_set_reads_nothing_outside_of_its_folder(
-    tmp_path: Path, write_dataset: Any, absolute: bool, with_index: bool
-) -> None:
+def test_a_data_set_reads_nothing_outside_of_its_folder(tmp_path: Path, absolute: bool, with_index: bool) -> None:
     """Its own description names a file elsewhere, for which it may bring an index, too."""
     outside = write_dataset(tmp_path / "home", {"key.tar": [("0", {"txt": b"private"})]}) / "key.tar"
     name = str(outside) if absolute else "../home/key.tar"
@@ -137,7 +133,7 @@ def test_a_data_set_reads_nothing_outside_of_its_folder(
     assert "private" not in str(caught.value)
 
 
-def test_links_of_the_file_system_are_followed(tmp_path: Path, write_dataset: Any) -> None:
+def test_links_of_the_file_system_are_followed(tmp_path: Path) -> None:
     """Shards that are links to another disk are common; whoever may write links here may write anything."""
     outside = write_dataset(tmp_path / "disk", {"a.tar": [("0", {"txt": b"x"})]})
     path = write_dataset(tmp_path / "data", {"b.tar": [("1", {"txt": b"y"})]}, splits={"val": ["a.tar", "b.tar"]})
@@ -148,7 +144,7 @@ def test_links_of_the_file_system_are_followed(tmp_path: Path, write_dataset: An
 
 
 @pytest.mark.parametrize("name", ["dataset.yaml", "split.yaml", ".info.json", "index.uuid"])
-def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, write_dataset: Any, name: str) -> None:
+def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, name: str) -> None:
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
     (path / ".nv-meta" / name).write_bytes(b"\xff\xfe\0")
     with pytest.raises((DatasetError, ConfigError), match=re.escape(name)):
@@ -164,7 +160,7 @@ def test_files_of_a_data_set_that_are_no_text(tmp_path: Path, write_dataset: Any
         "sample_type: !!python/object/apply:os.mkdir [bomb]\nfield_map: {text: txt}\n",
     ],
 )
-def test_yaml_runs_nothing(tmp_path: Path, write_dataset: Any, monkeypatch: pytest.MonkeyPatch, yaml: str) -> None:
+def test_yaml_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yaml: str) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "evil.py").write_text("import os\nos.mkdir('bomb')\ndef sample_loader(s): return {}\n")
@@ -173,7 +169,7 @@ def test_yaml_runs_nothing(tmp_path: Path, write_dataset: Any, monkeypatch: pyte
     assert not (tmp_path / "bomb").exists()
 
 
-def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path, write_dataset: Any) -> None:
+def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path) -> None:
     yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: mine.py:wanted\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "mine.py").write_text("def wanted(part): return part == 'txt'\n")
@@ -181,7 +177,7 @@ def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path, write_dataset: 
     assert sample["txt"] == "x" and "bin" not in sample
 
 
-def test_trusted_code_is_run_when_the_caller_says_so(tmp_path: Path, write_dataset: Any) -> None:
+def test_trusted_code_is_run_when_the_caller_says_so(tmp_path: Path) -> None:
     yaml = "sample_type: TextSample\nsample_loader: mine.py:load\npart_filter: [txt]\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "mine.py").write_text("def load(raw): return {'text': raw['txt'] * 2}\n")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import Pipeline, in_step, repeated, training
 from tests.testing import examples, metadataset, train_loader, val_loader
 
@@ -50,12 +51,12 @@ def _val(path: Any) -> list[str]:
 @settings(max_examples=examples(12))
 @given(blend=repeated, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
-    cluster: Any, write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
+    write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
 ) -> None:
     metadataset = write_epochs(blend)
     build = training(metadataset, batch_size=batch_size, repeat=False)
     found: Counter[str] = Counter()
-    with cluster(build, world, worker_count) as ranks:
+    with Cluster(build, world, worker_count) as ranks:
         for epoch in range(1, 4):
             found.update(_texts(in_step(ranks.loaders)))
             for leaf, (count, repetitions) in enumerate(blend):
@@ -141,10 +142,10 @@ def test_thirty_and_seventy_percent(leaf_of: Any) -> None:
     assert _val(_with_subset(leaf, 48, "end")) == ["a-48", "a-49"]
 
 
-def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(cluster: Any, leaf_of: Any) -> None:
+def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(leaf_of: Any) -> None:
     metadataset = _with_subset(leaf_of(50, "a"), "10%", "50%")
     build = training(metadataset, batch_size=5)
-    with cluster(build, 2, 2) as ranks:
+    with Cluster(build, 2, 2) as ranks:
         texts = _texts(ranks.steps(4))
     for epoch in (texts[:20], texts[20:]):
         assert sorted(epoch) == sorted(f"a-{i}" for i in range(5, 25))

@@ -9,26 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
-from tests.core.laws.kinds import training
+from tests.core.laws.conftest import Cluster
+from tests.core.laws.kinds import Noise, training
 from tests.testing import examples, take, train_loader, val_loader
 
 
-class Keys(TaskEncoder):
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__}
-
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {"__key__": [one["__key__"] for one in samples], "__restore_key__": ()}
-
-    def empty_batch(self, like: Any, rows: int) -> Any:
-        return {"__key__": [], "__restore_key__": ()}
-
-
-class Groups(Keys):
+class Groups(Noise):
     def batch_group_criterion(self, sample: Any) -> Any:
         return int(sample["__key__"].split("-")[1]) % 3, None
 
@@ -51,7 +40,7 @@ def keys(batches: list[Any]) -> list[list[str]]:
 
 def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (), **more: Any) -> Any:
     get = val_loader if more.pop("validate", False) else train_loader
-    own = {"task_encoder": Groups() if kind == "groups" else Keys(), **KINDS[kind]}
+    own = {"task_encoder": Groups() if kind == "groups" else Noise(), **KINDS[kind]}
     return get(path, rank=rank, world_size=world, skip_steps=skip, **own, **more)
 
 
@@ -67,15 +56,15 @@ def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (
     at=st.integers(0, 9),
 )
 def test_what_a_step_has_is_known_without_reading(
-    cluster: Any, leaf_of: Any, kind: str, first: int, second: int, before: int, at: int
+    leaf_of: Any, kind: str, first: int, second: int, before: int, at: int
 ) -> None:
     """From any place of the run, on any ranks, steps behind and ahead."""
     path = leaf_of(50, "a")
-    build = training(path, task_encoder=Keys(), **KINDS[kind])
-    with cluster(build, first, 0) as ranks:
+    build = training(path, task_encoder=Noise(), **KINDS[kind])
+    with Cluster(build, first, 0) as ranks:
         ranks.steps(before)
         state = ranks.state()
-    with cluster(build, second, 0, state) as ranks:
+    with Cluster(build, second, 0, state) as ranks:
         start = state["position"] // second
         batches = keys(ranks.steps(10))
         loaders = [loader_of(path, kind, rank, second) for rank in range(second)]
@@ -113,7 +102,7 @@ def test_passes_that_end(leaf_of: Any, kind: str, validate: bool) -> None:
 
 def test_pieces_say_which_tokens(leaf_of: Any) -> None:
     more: Any = {"batching": {"strategy": "concat_split", "tokens": 64}, "chunk_size": 11}
-    loader = train_loader(leaf_of(50, "a"), task_encoder=Keys(), **more)
+    loader = train_loader(leaf_of(50, "a"), task_encoder=Noise(), **more)
     samples = [sample for step in range(20) for sample in loader.samples_at(step)]
     cut = [sample for sample in samples if sample.length is not None]
     assert cut and any(sample.start for sample in cut) and len(cut) < len(samples)

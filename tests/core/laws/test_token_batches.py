@@ -16,9 +16,10 @@ from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, ge
 from energon_lite.errors import ConfigError, SampleError, StateError, StateMismatchError, UsageError
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training, validation
 from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, Tokens, dataset_of, length_of, sequences, tokens_of
-from tests.testing import ALONE, alone, take, told_of
+from tests.testing import ALONE, alone, same, take, told_of
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
@@ -26,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("known_lengths")
 @QUIET
 @given(strategy=STRATEGIES, chunk=st.sampled_from([11, 40, 1000]), world=st.integers(1, 5), validate=st.booleans())
 def test_a_pass_has_everything_once(
-    cluster: Any, leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, validate: bool
+    leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, validate: bool
 ) -> None:
     path = leaf_of(120)
 
     make, ends = (validation, {"split_part": "train"}) if validate else (training, {"repeat": False})
     build = make(path, batch_size=None, batching=strategy, chunk_size=chunk, task_encoder=Tokens(), **ends)
-    with cluster(build, world, 0) as ranks:
+    with Cluster(build, world, 0) as ranks:
         for _ in range(2):  # two passes
             batches = [list(loader) for loader in ranks.loaders]
             assert len({len(own) for own in batches}) == 1  # in step
@@ -47,7 +48,7 @@ def test_a_pass_has_everything_once(
         assert counts["truncated_samples"] == 2 * sum(length_of(index) > limit for index in range(120))
 
 
-def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any], same: Any) -> None:
+def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any]) -> None:
     loader = get_savable_loader(dataset_of(leaf_of(120)))
     batches = take(loader, 40)
     assert all(batch.num_tokens <= CAPACITY for batch in batches)

@@ -13,8 +13,9 @@ import pytest
 
 from energon_lite import ReadAhead
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training
-from tests.testing import blend_of, metadataset, take, train_loader, val_loader
+from tests.testing import blend_of, metadataset, same, take, train_loader, val_loader
 
 
 def _keys(batches: list[Any]) -> list[list[str]]:
@@ -59,11 +60,11 @@ def test_golden_run(write_blend: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 10**9, 10**15])
-def test_positions_far_out_are_like_any_other(cluster: Any, write_blend: Callable[..., Any], position: int) -> None:
+def test_positions_far_out_are_like_any_other(write_blend: Callable[..., Any], position: int) -> None:
     build = training(write_blend([(20, 1.0), (30, 2.0)]), batch_size=4)
-    with cluster(build, 1, 0) as one:
+    with Cluster(build, 1, 0) as one:
         state = one.state() | {"position": position}
-    with cluster(build, 1, 0, state) as alone, cluster(build, 3, 1, state) as three:
+    with Cluster(build, 1, 0, state) as alone, Cluster(build, 3, 1, state) as three:
         assert _keys(alone.steps(9)) == _keys(three.steps(3))
 
 
@@ -75,7 +76,7 @@ def epochs(path: str, workers: int, count: int, **more: Any) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_epoch_once_with_runs_of_100_and_a_window_of_1000(
-    workers: int, leaf_of: Callable[..., Path], same: Callable[[Any, Any], bool], tmp_path: Path
+    workers: int, leaf_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = str(leaf_of(2500, "w"))
     plain = epochs(path, workers, 100)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from energon_lite import get_train_dataset
 from tests.fork_server import run_program
-from tests.testing import ALONE, blend_of, nightly_but
+from tests.testing import ALONE, blend_of, nightly_but, write_dataset
 
 FILES, SHARDS, WORKERS = 256, 16, 4
 
@@ -55,7 +54,7 @@ if __name__ == "__main__":
 """
 
 
-def _blend(root: Path, leaves: int, write_dataset: Callable[..., Path]) -> Path:
+def _blend(root: Path, leaves: int) -> Path:
     """So many data sets, all of them hard links to the files of one."""
     shards = {
         f"s{shard:02d}.tar": [(f"{shard}-{number}", {"txt": b"x"}) for number in range(2)] for shard in range(SHARDS)
@@ -92,10 +91,15 @@ def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
     ),
 )
 @pytest.mark.slow
-def test_a_blend_within_few_open_files(
-    leaves: int, index: str, start_method: str, tmp_path: Path, write_dataset: Callable[..., Path]
-) -> None:
-    found = _run(_blend(tmp_path, leaves, write_dataset), index, start_method)
+def test_a_blend_within_few_open_files(leaves: int, index: str, start_method: str, tmp_path: Path) -> None:
+    found = _run(
+        _blend(
+            tmp_path,
+            leaves,
+        ),
+        index,
+        start_method,
+    )
     assert found["leaves"] == leaves and len(found["files"]) == 1 + WORKERS
     assert max(found["files"]) < FILES // 2, "there is little room for anything else"
     assert found["start"] < 3, "a worker opens leaves before it needs them"  # importing torch takes most of it

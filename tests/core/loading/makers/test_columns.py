@@ -26,7 +26,7 @@ from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
-from tests.testing import Listed, blend_of, calls_here, examples, train_loader
+from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
 Same = Callable[[Any, Any], bool]
 
@@ -54,7 +54,7 @@ def captions(count: int, mark: str) -> list[tuple[str, dict[str, bytes]]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three data sets: with three parts, with an excluded shard and sample, and one whose samples are not alike."""
     root = tmp_path_factory.mktemp("columns")
     one, two, unlike = (captions(count, mark) for count, mark in ((90, "a"), (60, "b"), (30, "c")))
@@ -95,7 +95,7 @@ def png(height: int, width: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten of one size, then ten of other sizes."""
     sizes = [(2, 3)] * 10 + [(2 + number % 2, 3 + number % 3) for number in range(10)]
     samples = [(str(number), {"png": png(*size), "txt": b"x"}) for number, size in enumerate(sizes)]
@@ -104,7 +104,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[.
 
 
 @pytest.mark.parametrize("padding", [None, 0, 7.5, "list", {"image": 1}, {"image": "list"}, {"caption": 0}])
-def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: Same, padding: Any) -> None:
+def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, padding: Any) -> None:
     found: list[list[Any]] = []
     for encoder in (DefaultTaskEncoder(padding=padding), OneByOne(padding=padding)):
         made, jobs = pipeline(pictures, encoder, batch_size=3)
@@ -142,7 +142,7 @@ def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[
     labels=st.sampled_from([None, {"more": [1]}]),
 )
 def test_the_same_to_the_byte(
-    folder: Path, same: Same, names: list[str], raw: bool, windows: Any, batch_size: int, labels: Any
+    folder: Path, names: list[str], raw: bool, windows: Any, batch_size: int, labels: Any
 ) -> None:
     if raw:  # nothing to look into
         names = ["two" if name == "one" else name for name in names]
@@ -187,9 +187,7 @@ def test_runs_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) <= 9 + 2 + 2  # nine runs, two of them cut by the ends of shards, and a little more
 
 
-def test_a_sample_that_fails_is_replaced_as_ever(
-    write_dataset: Callable[..., Path], tmp_path: Path, same: Same
-) -> None:
+def test_a_sample_that_fails_is_replaced_as_ever(tmp_path: Path) -> None:
     samples = captions(20, "d")
     samples[7][1]["npy"] = b"broken"
     samples[11][1]["json"] = b"{}"
@@ -206,7 +204,7 @@ def test_a_sample_that_fails_is_replaced_as_ever(
         ]
 
 
-def test_a_shard_that_changes_while_it_is_read(write_dataset: Callable[..., Path], tmp_path: Path, same: Same) -> None:
+def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = write_dataset(tmp_path / "e", {"0.tar": captions(20, "e")}, dataset_yaml=CAPTIONS % ("npy", "txt"))
     made, jobs = pipeline(str(path), TaskEncoder(), batch_size=4, **_windows((10, 5)))
     os.truncate(path / "0.tar", 3000)
@@ -262,9 +260,7 @@ class Raw(Listed):
 
 
 @pytest.mark.parametrize("kind", [Rated, Measured, Upper, Counted])
-def test_samples_are_made_as_by_their_type(
-    write_dataset: Callable[..., Path], tmp_path: Path, kind: type[Any], same: Same
-) -> None:
+def test_samples_are_made_as_by_their_type(tmp_path: Path, kind: type[Any]) -> None:
     document = f"sample_type: {{__module__: {__name__}, __class__: {kind.__name__}}}\nfield_map: {{text: txt}}\n"
     stored = [(f"k{number}", {"txt": b"text %d" % number}) for number in range(6)]
     write_dataset(tmp_path / "typed", {"0.tar": stored}, dataset_yaml=document)

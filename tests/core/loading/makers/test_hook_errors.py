@@ -14,7 +14,7 @@ import pytest
 
 from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError
-from tests.testing import TEXT_YAML, take, train_loader, val_loader
+from tests.testing import TEXT_YAML, take, train_loader, val_loader, write_dataset
 
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
@@ -126,7 +126,7 @@ class Cooks(Base):
     ],
 )
 def test_a_hook_that_returns_nothing_is_an_error(
-    tmp_path: Path, write_dataset: Any, encoder: TaskEncoder, kind: str, function: Any, what: str, workers: int
+    tmp_path: Path, encoder: TaskEncoder, kind: str, function: Any, what: str, workers: int
 ) -> None:
     yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n" if encoder.cookers else TEXT_YAML
     samples = [(str(number), {"txt": b"x"}) for number in range(20)]

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from collections import namedtuple
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.parts import measure_parts
 from energon_lite.storage.files.shard_store import Range, ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import write_dataset
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -31,7 +31,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def data(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
+def data(tmp_path: Path) -> Path:
     """Ten samples in two shards; the last one has but one part."""
     members: list[tuple[str, dict[str, bytes]]] = []
     for number in range(9):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from energon_lite.loading.measuring.measured_columns import Maker
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.columns import write_column
-from tests.testing import ALONE, metadataset, train_loader, val_loader
+from tests.testing import ALONE, metadataset, train_loader, val_loader, write_dataset
 
 
 class Odd(TaskEncoder):
@@ -39,7 +38,7 @@ class Other(Odd):
 
 
 @pytest.fixture
-def data(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+def data(tmp_path: Path) -> Path:
     """Twelve samples with the texts 0 .. 11 in three shards, the last one for validation; 7 is excluded."""
     shards = {f"{s}.tar": [(f"{s}{n}", {"txt": str(4 * s + n).encode()}) for n in range(4)] for s in range(3)}
     splits = {"train": ["1.tar", "0.tar"], "val": ["2.tar"]}

@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Ranks
-from tests.testing import killed_at_every_step
+from tests.testing import killed_at_every_step, write_dataset
 
 MAKER = Maker({"by": "test"})
 
@@ -55,7 +54,7 @@ def nothing_seen() -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+def data(tmp_path: Path) -> Path:
     """Shards of 300, 5 and 256 samples with texts 0, 1, 2, ... of which 100 fails."""
     texts = iter(range(561))
     shards = {
@@ -184,7 +183,7 @@ class TestWhatIsKnown:
         assert run(data, shards=["c.tar", "a.tar"]).known == 0 and len(Encoder.seen) == 400
         check(data)  # what was known of b.tar is kept
 
-    def test_only_changed_and_new_shards(self, data: Path, write_dataset: Callable[..., Path]) -> None:
+    def test_only_changed_and_new_shards(self, data: Path) -> None:
         run(data)
         Encoder.seen, old = [], (data / "c.tar").stat()
         texts = {"a": range(1000, 1300), "aa": range(5000, 5010), "b": range(300, 305), "c": texts_of(data)[305:]}
