@@ -30,22 +30,15 @@ def groups(batches: MicroBatches) -> list[list[int]]:
 # -- the examples of DynamiCat's document ---------------------------------------------------------------------------
 
 
-def test_a_capacity_of_padded_tokens_is_kept() -> None:
-    """Six samples with 10K tokens between them take 18K when they are padded to 3K: that is no capacity of 10K."""
-    lengths = [1, 1, 1, 2, 2, 3, 5, 5]
-    packed = plan(lengths, strategy="capacity", capacity=10, unit="packed_tokens")
-    assert groups(packed) == [[0, 1, 2, 3, 4, 5], [6, 7]]
-    assert (packed.rows() * packed.longest()).tolist() == [18, 10]
-    padded = plan(lengths, strategy="capacity", capacity=10)
-    assert groups(padded) == [[0, 1, 2, 3, 4], [5, 6], [7]]
-    assert padded.space().tolist() == [10, 10, 5] and padded.tokens().tolist() == [7, 8, 5]
-
-
 @pytest.mark.parametrize(
     ("lengths", "strategy", "more", "expected"),
     [
         ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2}, [[0, 1], [2, 3], [4]]),
         ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2, "sort": True}, [[1, 2], [0, 4], [3]]),
+        # Six samples with 10 tokens between them take 18 when they are padded to 3: that is no capacity of 10.
+        ([1, 1, 1, 2, 2, 3, 5, 5], "capacity", {"unit": "packed_tokens"}, [[0, 1, 2, 3, 4, 5], [6, 7]]),
+        ([1, 1, 1, 2, 2, 3, 5, 5], "capacity", {}, [[0, 1, 2, 3, 4], [5, 6], [7]]),
+        ([3, 6, 0, 3], "concat_split", {"tokens": 4}, [[0, 1], [1], [1, 3]]),
         # Smart batching.
         ([5, 3, 1, 5, 2, 1, 2, 1], "sorted_window", {"batches": None}, [[0, 3], [1, 4, 6], [2, 5, 7]]),
         # Windows have equal tokens, and do not mix.
@@ -59,7 +52,8 @@ def test_a_capacity_of_padded_tokens_is_kept() -> None:
     ],
 )
 def test_groups(lengths: list[int], strategy: str, more: dict[str, Any], expected: list[list[int]]) -> None:
-    own = {"fixed": {}, "sorted_window": {"capacity": 10, "order": "none"}, "best_fit": {"capacity": 10}}[strategy]
+    own = {} if strategy in ("fixed", "concat_split") else {"capacity": 10}
+    own |= {"order": "none"} if strategy == "sorted_window" else {}
     batches = plan(lengths, strategy=strategy, **own, **more)
     assert groups(batches) == expected
     assert more.get("batches") != 1 or batches.lateness_bound == 4
@@ -112,13 +106,6 @@ def test_max_length_splits_the_key_field() -> None:
         np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
     )
     assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
-
-
-def test_concat_split() -> None:
-    batches = plan([3, 6, 0, 3], strategy="concat_split", tokens=4)
-    assert groups(batches) == [[0, 1], [1], [1, 3]]
-    assert batches.tokens().tolist() == [4, 4, 4]
-    assert batches.counts == Counts(dropped_samples=1, split_samples=1)
 
 
 def _textbook_best_fit_decreasing(sizes: list[int], limit: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -206,3 +208,10 @@ def in_step(loaders: Iterable[Any]) -> list[Any]:
     per_rank = [list(loader) for loader in loaders]
     assert len({len(batches) for batches in per_rank}) == 1
     return [batch for step in zip(*per_rank, strict=True) for batch in step]
+
+
+def dealt(loaders: Iterable[Any], count: int) -> list[Any]:
+    """The first micro-batches of a run, in the order of the whole run."""
+    with ExitStack() as stack:
+        ranks = [iter(stack.enter_context(loader)) for loader in loaders]
+        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, coo
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.marks import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.core.laws.kinds import dealt
 from tests.testing import Listed, examples, take, train_loader
 
 
@@ -131,12 +130,9 @@ def _loader(path: Any, name: str, workers: int = 0, **how: Any) -> Any:
     return train_loader(path, workers, task_encoder=kind(), **arguments, **how)
 
 
-def _batches(path: Any, name: str, count: int, *, world: int = 1, **how: Any) -> list[Any]:
+def _batches(path: Any, name: str, *, world: int = 1, **how: Any) -> list[Any]:
     """The first batches of a run, in the order of the whole run."""
-    with ExitStack() as stack:
-        loaders = [_loader(path, name, rank=rank, world_size=world, **how) for rank in range(world)]
-        ranks = [iter(stack.enter_context(loader)) for loader in loaders]
-        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]
+    return dealt([_loader(path, name, rank=rank, world_size=world, **how) for rank in range(world)], 12)
 
 
 def _states() -> tuple[Any, ...]:
@@ -149,7 +145,7 @@ _expected: dict[str, list[Any]] = {}
 
 def _alone(path: Any, name: str) -> list[Any]:
     if name not in _expected:
-        _expected[name] = _batches(path, name, 12)
+        _expected[name] = _batches(path, name)
     return _expected[name]
 
 
@@ -174,7 +170,7 @@ def _left_alone() -> Iterator[None]:
     ],
 )
 def test_equal_on_any_ranks_and_workers(crude: Any, name: str, world: int, workers: int, start: str) -> None:
-    assert _batches(crude, name, 12, world=world, workers=workers, start_method=start) == _alone(crude, name)
+    assert _batches(crude, name, world=world, workers=workers, start_method=start) == _alone(crude, name)
 
 
 @settings(max_examples=examples(20))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from energon_lite import Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import LendingScope
 from energon_lite.hooks.global_generators import Marks
+from tests.core.laws.kinds import dealt
 from tests.testing import Listed, examples, take, train_loader
 
 #: Ways to draw a number, or to change a state, that all have to be noticed.
@@ -84,14 +83,9 @@ class AlwaysSeeded(Sometimes):
         return super().batch(samples)
 
 
-def _batches(path: Any, encoder: Any, count: int, *, world: int = 1, workers: int = 0, start: Any = "fork") -> Any:
-    with ExitStack() as stack:
-        ranks: list[Iterator[Any]] = []
-        for rank in range(world):
-            how: Any = {"rank": rank, "world_size": world, "start_method": start}
-            loader = train_loader(path, workers, task_encoder=encoder, batch_size=4, **how)
-            ranks.append(iter(stack.enter_context(loader)))
-        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]
+def _batches(path: Any, encoder: Any, workers: int = 0, world: int = 1, start: Any = "fork") -> list[Any]:
+    how: Any = {"task_encoder": encoder, "batch_size": 4, "world_size": world, "start_method": start}
+    return dealt([train_loader(path, workers, rank=rank, **how) for rank in range(world)], 24)
 
 
 @settings(max_examples=examples(30))
@@ -109,8 +103,8 @@ def test_equal_to_hooks_that_are_always_seeded(leaf_of: Any, way: str, every: in
     np.random.standard_normal()  # there is half a pair left
     torch.manual_seed(3)
     before = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    seeded = _batches(leaf_of(100), AlwaysSeeded(way, every, fails), 24)
-    found = _batches(leaf_of(100), Sometimes(way, every, fails), 24, world=world, workers=workers, start=start)
+    seeded = _batches(leaf_of(100), AlwaysSeeded(way, every, fails))
+    found = _batches(leaf_of(100), Sometimes(way, every, fails), workers, world, start)
     assert found == seeded
     assert (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()) == before
 
@@ -165,7 +159,7 @@ class CooksSeeded(Cooks):
 
 
 def test_cookers_are_watched_too(crude: Any) -> None:
-    assert _batches(crude, Cooks(), 24) == _batches(crude, CooksSeeded(), 24)
+    assert _batches(crude, Cooks()) == _batches(crude, CooksSeeded())
 
 
 class Reads(Listed):
@@ -177,9 +171,9 @@ class Reads(Listed):
 
 
 def test_hooks_that_read_states_ask_for_seeds(leaf_of: Any) -> None:
-    alone = _batches(leaf_of(60), Reads(), 24)
+    alone = _batches(leaf_of(60), Reads())
     assert len({seed for batch in alone for seed, _ in batch}) == 24 * 4
-    assert _batches(leaf_of(60), Reads(), 24, workers=2) == alone
+    assert _batches(leaf_of(60), Reads(), workers=2) == alone
 
 
 @pytest.mark.parametrize("way", DRAWS)
