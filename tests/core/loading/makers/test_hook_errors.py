@@ -53,24 +53,6 @@ def _line_of(function: Callable[..., Any], text: str) -> int:
     return first + next(number for number, line in enumerate(lines) if text in line)
 
 
-class Misspelt(Base):
-    def encode_sample(self, sample: Any) -> Any:
-        return self._captions(sample)
-
-    def _captions(self, sample: Any) -> Any:
-        return {"caption": sample.captoin}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_that_always_fails_shows_where(leaf_of: Any, kind: str, workers: int) -> None:
-    text = str(_end(_loader(leaf_of(300), Misspelt(), workers, **KINDS[kind])))
-    assert "100 samples in a row" in text and "'TextSample' object has no attribute 'captoin'" in text
-    for function, line in ((Misspelt.encode_sample, "return self"), (Misspelt._captions, "return {")):
-        assert f'{__file__}", line {_line_of(function, line)}, in {function.__name__}' in text
-    assert "pipeline.py" not in text and text.index("in encode_sample\n") < text.index("in _captions\n")
-
-
 class Stops(Base):
     def encode_sample(self, sample: Any) -> Any:
         try:
@@ -182,7 +164,7 @@ def _tolerant(tolerance: int | None, bad: range, general: int = 100) -> TaskEnco
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["planned", "lanes"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "tolerance, bad, general, ends",
     [
@@ -199,7 +181,8 @@ def test_failures_of_one_hook_in_a_row(
     made, error = _run(_loader(leaf_of(60), _tolerant(tolerance, bad, general), workers, val=True, **KINDS[kind]), 99)
     assert (error is not None) == ends
     if error is not None:
-        assert made == 6 if kind == "planned" else made >= 4  # an empty one among them
+        # Hooks decide on an empty one among them; by tokens, nothing is made before all is encoded.
+        assert made == 6 if kind == "planned" else made >= (4 if kind == "lanes" else 0)
         named = "encode_sample failed 4 times in a row" if tolerance else "4 samples in a row were skipped or failed"
         assert named in str(error) and "bad" in str(error) and "test_hook_errors.py" in str(error)
 
