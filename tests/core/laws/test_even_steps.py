@@ -7,6 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,7 @@ def evened(path: Any, config: WorkerConfig = ALONE, **more: Any) -> Any:
 
 
 def test_from_4_to_2_to_3_to_4_ranks(leaf_of: Callable[..., Any]) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return evened(leaf_of(120), config, max_images=9)
-
+    build = partial(evened, leaf_of(120), max_images=9)
     with Cluster(build, 1, 0) as alone:
         expected = tokens_of(alone.steps(4 * PER_STEP))
     found: list[list[int]] = []
@@ -228,9 +227,7 @@ def test_steps_that_are_evened_out_go_on_on_any_ranks(
 ) -> None:
     """What the ranks of each turn get together does not depend on how many ranks there were before, or are now."""
 
-    def build(config: WorkerConfig) -> Any:
-        return dataset_of(leaf_of(120), config, batching=strategy, chunk_size=chunk, micro_batches_per_step=step)
-
+    build = partial(dataset_of, leaf_of(120), batching=strategy, chunk_size=chunk, micro_batches_per_step=step)
     worlds = [world for world in range(1, step + 1) if step % world == 0]
     chain = [(data.draw(st.sampled_from(worlds)), workers, steps) for _, workers, steps in segments]
     with Cluster(build, 1, 0) as alone:
@@ -253,9 +250,7 @@ def test_a_step_that_is_evened_out_keeps_its_samples(
     """A pass in whole steps: those of the plan, chunk by chunk; as many turns on each rank, everything once."""
     size, more = world * turns, {"batching": strategy, "chunk_size": chunk, "repeat": False}
 
-    def build(config: WorkerConfig) -> Any:
-        return dataset_of(leaf_of(120), config, micro_batches_per_step=size, **more)
-
+    build = partial(dataset_of, leaf_of(120), micro_batches_per_step=size, **more)
     with Cluster(build, world, 0) as ranks:
         dealt = in_step(ranks.loaders)
     assert len(dealt) % size == 0
@@ -278,9 +273,7 @@ def test_the_micro_batches_of_a_step_cost_nearly_the_same(leaf_of: Callable[...,
     """Squared lengths of what the ranks of a turn get, mean over largest: evened out, and as planned."""
 
     def balance(step: int | None) -> float:
-        def build(config: WorkerConfig) -> Any:
-            return dataset_of(leaf_of(120), config, chunk_size=1000, micro_batches_per_step=step)
-
+        build = partial(dataset_of, leaf_of(120), chunk_size=1000, micro_batches_per_step=step)
         with Cluster(build, 4, 0) as ranks:
             turns = [[batch.cu_seqlens.diff().square().sum().item() for batch in ranks.step()] for _ in range(30)]
         assert step is None or all(turn == sorted(turn, reverse=number % 2 == 0) for number, turn in enumerate(turns))
@@ -310,9 +303,7 @@ def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) ->
 def test_samples_of_a_step_that_is_evened_out(leaf_of: Callable[..., Any]) -> None:
     """Every second turn is assigned the other way round, which ``samples_at`` knows; from any place in the pass."""
 
-    def build(config: WorkerConfig) -> Any:
-        return dataset_of(leaf_of(120), config, micro_batches_per_step=8)
-
+    build = partial(dataset_of, leaf_of(120), micro_batches_per_step=8)
     with Cluster(build, 2, 0) as ranks, Cluster(build, 2, 0) as others:
         steps = [ranks.step() for _ in range(20)]
         for number, batches in enumerate(steps):

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,9 +106,7 @@ def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
 
 
 def test_each_lane_has_its_next_chunk_made_before_its_turn(leaf_of: Any) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
-
+    build = partial(_dataset, leaf_of(500), Content(yields=True, batch_size=2), 4, lanes=6)
     with Cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
         ranks.steps(6)
         streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()

@@ -28,7 +28,6 @@ from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
 from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
-
 CAPTIONS = """\
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
 field_map: {image: %s, caption: "%s"}
