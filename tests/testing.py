@@ -399,23 +399,6 @@ def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, s
     return status != 0
 
 
-@st.composite
-def _damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    data = bytearray(whole)
-    kind = draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
-    place = draw(st.integers(0, len(data) - 1))
-    if kind == "bit":
-        data[place] ^= 1 << draw(st.integers(0, 7))
-    elif kind == "zeros":
-        size = draw(st.integers(1, len(data) - place))
-        data[place : place + size] = bytes(size)
-    elif kind == "cut":
-        del data[place:]
-    else:
-        data += draw(st.binary(min_size=1, max_size=600))
-    return bytes(data)
-
-
 def damaged(data: st.DataObject, whole: bytes) -> bytes:
     """The contents of a file after one accident; they may be what they were.
 
@@ -423,7 +406,19 @@ def damaged(data: st.DataObject, whole: bytes) -> bytes:
         data: hypothesis' ``st.data()``, which chooses the accident.
         whole: the contents, not empty.
     """
-    return data.draw(_damaged(whole))
+    changed = bytearray(whole)
+    kind = data.draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
+    place = data.draw(st.integers(0, len(changed) - 1))
+    if kind == "bit":
+        changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    elif kind == "zeros":
+        size = data.draw(st.integers(1, len(changed) - place))
+        changed[place : place + size] = bytes(size)
+    elif kind == "cut":
+        del changed[place:]
+    else:
+        changed += data.draw(st.binary(min_size=1, max_size=600))
+    return bytes(changed)
 
 
 def received(connection: Connection, segments: SegmentReader | None = None) -> Any:

@@ -16,7 +16,6 @@ from energon_lite import (
     CaptioningSample,
     DefaultTaskEncoder,
     Sample,
-    SourceInfo,
     TextSample,
     edataclass,
     get_train_dataset,
@@ -157,20 +156,6 @@ def test_what_is_not_alike_is_named(leaf_of: Any) -> None:
         generic_batch([torch.ones(1), torch.ones(2)])
     assert generic_batch([{"a": {"b": 1}}, {"a": None}], {"a": "list"}) == {"a": [{"b": 1}, None]}
     assert DefaultTaskEncoder(raw_batch_type=Images, padding=5).batch([_caption(1), _caption(2)]).image[0, 0, 1, 0] == 5
-
-
-def test_two_types_in_one_batch_are_told_from_each_other() -> None:
-    def of(kind: Any, key: str, path: str, **fields: Any) -> Any:
-        source = SourceInfo(dataset_path=path, index=0, shard_name="a.tar", file_names=())
-        return kind(__key__=key, __restore_key__=(), __sources__=(source,), **fields)
-
-    text = of(TextSample, "t", "/data/texts", text="x")
-    caption = of(CaptioningSample, "c", "/data/captions", image=torch.ones(1), caption="x")
-    for samples in ([text, caption], [caption, text]):
-        with pytest.raises(FatalSampleError, match="one batch has samples of 2 types") as caught:
-            generic_batch(samples)
-        words = ("TextSample: t", "CaptioningSample: c", "/data/texts", "/data/captions", "encode_sample", "cooker")
-        assert all(word in str(caught.value) for word in (*words, "batch_group_criterion"))
 
 
 @pytest.mark.parametrize("padding", [True, "zeros", {"x": "pad"}, {"x": True}])

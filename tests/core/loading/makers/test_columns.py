@@ -127,7 +127,15 @@ def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[
     loader = train_loader(both, workers, batch_size=4, task_encoder=DefaultTaskEncoder())
     with loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
         next(iter(loader))
-    words = ("CaptioningSample: ", "TextSample: a-", str(pictures), str(leaf_of(20)), "encode_sample", "cooker")
+    words = (
+        "CaptioningSample: ",
+        "TextSample: a-",
+        str(pictures),
+        str(leaf_of(20)),
+        "encode_sample",
+        "cooker",
+        "batch_group_criterion",
+    )
     assert all(word in str(caught.value) for word in words)
 
 

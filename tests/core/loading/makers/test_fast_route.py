@@ -145,18 +145,14 @@ def test_each_reason_is_counted_and_logged_once(
     assert "broken fast route" in record.message and loader.dataset.leaves[0].name in record.message
 
 
-def test_an_error_in_fields_of_a_batch(leaf_of: Any) -> None:
-    with _loader(leaf_of(24), None) as loader:
-        _decode_by(loader, _broken)
-        assert len(next(iter(loader)).__key__) == 8
-        assert loader.stats()["fallbacks"] == {"collate: ValueError": 1, "decode: ValueError": 8}
-
-
-def test_an_error_in_samples_made_together(leaf_of: Any) -> None:
-    with _loader(leaf_of(24), Listed()) as loader:
-        _decode_by(loader, _broken).decodes = False
-        assert len(next(iter(loader))) == 8
-        assert loader.stats()["fallbacks"] == {"decode_together: ValueError": 1, "decode: ValueError": 8}
+@pytest.mark.parametrize(("encoder", "stage"), [(None, "collate"), (Listed(), "decode_together")])
+def test_an_error_in_fields_of_a_batch_or_in_samples_made_together(leaf_of: Any, encoder: Any, stage: str) -> None:
+    with _loader(leaf_of(24), encoder) as loader:
+        fields = _decode_by(loader, _broken)
+        fields.decodes = fields.decodes and encoder is None
+        batch = next(iter(loader))
+        assert len(batch.__key__ if encoder is None else batch) == 8
+        assert loader.stats()["fallbacks"] == {f"{stage}: ValueError": 1, "decode: ValueError": 8}
 
 
 class Twice(TaskEncoder):
