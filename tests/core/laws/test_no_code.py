@@ -1,4 +1,5 @@
-"""Law 8: reading data or state never runs code that came with it. And what is refused when a state does not fit."""
+"""Law 8: reading data or state never runs code that came with it, unless the caller or the process trusts it. And what
+is refused when a state does not fit."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin
 
-from energon_lite import SavableDataLoader
+from energon_lite import SavableDataLoader, trust
 from energon_lite.errors import (
     ConfigError,
     DatasetError,
     DecodeError,
+    EnergonLiteError,
     FatalSampleError,
     StateError,
     StateMismatchError,
@@ -281,3 +285,43 @@ def test_states_of_many_ranks(leaf_of: Any) -> None:
         with pytest.raises(StateError, match="there is no state"):
             loader.restore_state_global(nothing)
     assert loader.save_state_rank() == one
+
+
+PICKLED = pickle.dumps([1, 2])
+CHILD = (
+    "from energon_lite.storage import SampleDecoder; import pickle; "
+    "print(SampleDecoder().decode('pkl', pickle.dumps(5)))"
+)
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trust, "_default", False)
+    monkeypatch.setenv("ENERGON_LITE_TRUST_CODE", "0")
+    return trust.trust_by_default
+
+
+def test_nothing_is_trusted_unasked(trusting: Any) -> None:
+    for decoder in (SampleDecoder(), SampleDecoder(trust_code=False)):
+        with pytest.raises(EnergonLiteError, match="pickle"):
+            decoder.decode("pkl", PICKLED)
+    assert SampleDecoder(trust_code=True).decode("pkl", PICKLED) == [1, 2]
+
+
+def test_the_processs_rule_holds_where_nothing_is_said(trusting: Any) -> None:
+    before, refusing = SampleDecoder(), SampleDecoder(trust_code=False)
+    trusting()
+    assert before.decode("pkl", PICKLED) == [1, 2] and before.function("pkl")(PICKLED) == [1, 2]
+    with pytest.raises(EnergonLiteError, match="pickle"):
+        refusing.decode("pkl", PICKLED)
+    trusting(False)
+    with pytest.raises(EnergonLiteError, match="pickle"):
+        before.decode("pkl", PICKLED)
+
+
+def test_processes_that_it_starts_have_the_same_rule(trusting: Any) -> None:
+    trusting()
+    assert subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True).stdout == "5\n"
+    trusting(False)
+    refused = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert refused.returncode and "pickle" in refused.stderr
