@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.testing import TEXT_YAML, load_profile, text_dataset, write_dataset
+from tests.testing import load_profile, same, text_dataset, write_dataset
 
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
@@ -58,11 +57,6 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def text_yaml() -> str:
-    return TEXT_YAML
-
-
-@pytest.fixture(scope="session")
 def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``leaf_of(count, tag)``: a text data set of so many samples, made once a session; keys are ``{tag}-{number}``."""
     root = tmp_path_factory.mktemp("leaves")
@@ -77,21 +71,6 @@ def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture(scope="session")
-def same() -> Callable[[Any, Any], bool]:
-    """Equality of batches, bit for bit."""
-
-    def equal(one: Any, other: Any) -> bool:
-        if isinstance(one, torch.Tensor):
-            return one.dtype == other.dtype and torch.equal(one, other)
-        if isinstance(one, np.ndarray):
-            return one.dtype == other.dtype and np.array_equal(one, other)
-        if isinstance(one, dict):
-            return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-        if isinstance(one, (list, tuple)):
-            return len(one) == len(other) and all(map(equal, one, other))
-        if hasattr(one, "__dataclass_fields__"):
-            return all(equal(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
-        return bool(one == other)
-
-    return equal
+@pytest.fixture(name="same", scope="session")
+def _same() -> Callable[[Any, Any], bool]:
+    return same

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, register_source, stateless
+from energon_lite import TaskEncoder, register_source, stateless
 from energon_lite.storage import SampleDecoder
-from tests.testing import alone
+from tests.testing import train_loader
 
 #: Seconds that a slow step takes, of each sample.
 SLOW = 2e-3
@@ -157,11 +157,8 @@ def staged_loader(case: Case, texts: Path, **kwargs: Any) -> Any:
         texts: a data set.
         kwargs: more for the loader.
     """
-    config = alone(case.workers)
-    dataset = get_train_dataset(
-        case.path or texts, batch_size=4, task_encoder=case.encoder(), worker_config=config, **dict(case.options)
-    )
-    return get_savable_loader(dataset, start_method=case.start_method, **kwargs)
+    arguments = {"batch_size": 4, "task_encoder": case.encoder(), "start_method": case.start_method}
+    return train_loader(case.path or texts, case.workers, **arguments, **dict(case.options), **kwargs)
 
 
 def run(case: Case, loader: Any, batches: int = 30) -> dict[str, Any]:

@@ -6,6 +6,7 @@ one of five, for the inner loop; ``full``, all; ``nightly``, twenty times as man
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -27,12 +28,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite import (
+    DataLoader,
+    SavableDataLoader,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_lite.cli.main import main
 from energon_lite.loading.executors.segments import SegmentReader
 from energon_lite.loading.executors.transport import receiving
@@ -58,6 +69,54 @@ def batches_of(dataset: Any, count: int | None = None, **options: Any) -> list[A
     """The first batches of a data set, as :func:`take`, by a loader of its own with these options."""
     with get_savable_loader(dataset, **options) as loader:
         return take(loader, count)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality of batches, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "__dataclass_fields__"):
+        return all(same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+    return bool(one == other)
+
+
+#: What a loader is told, and what a ``WorkerConfig``; all else is told a data set.
+_OF_LOADERS, _OF_CONFIGS = (inspect.signature(kind).parameters.keys() for kind in (DataLoader, WorkerConfig))
+
+
+def train_loader(path: Any, num_workers: int = 0, **arguments: Any) -> SavableDataLoader:
+    """A loader of training data, of the only rank if nothing else is said.
+
+    Args:
+        arguments: of the data set, of the loader and of the ``WorkerConfig``.
+    """
+    return _loader(get_train_dataset, path, {"num_workers": num_workers, **arguments})
+
+
+def val_loader(path: Any, num_workers: int = 0, **arguments: Any) -> SavableDataLoader:
+    """The same of validation data."""
+    return _loader(get_val_dataset, path, {"num_workers": num_workers, **arguments})
+
+
+def _loader(get: Callable[..., Any], path: Any, arguments: dict[str, Any]) -> SavableDataLoader:
+    config, own = (
+        {name: arguments.pop(name) for name in names & arguments.keys()} for names in (_OF_CONFIGS, _OF_LOADERS)
+    )
+    arguments.setdefault("worker_config", WorkerConfig(**{"rank": 0, "world_size": 1, **config}))
+    return get_savable_loader(get(path, **arguments), **own)
+
+
+class Listed(TaskEncoder):
+    """Batches are lists of samples."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        return samples
 
 
 def invoke(*arguments: object, answers: str | None = None) -> Result:
@@ -177,6 +236,16 @@ def text_dataset(path: Path, count: int, *, shards: int = 1, prefix: str = "") -
     )
 
 
+def metadataset(split: dict[str, Any]) -> dict[str, Any]:
+    """A metadataset that has the same in ``train`` and ``val``."""
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split, "val": split}}
+
+
+def blend_of(leaves: Iterable[tuple[Any, Any]], **more: Any) -> dict[str, Any]:
+    """A metadataset that blends ``(path, weight)``, each with ``more``."""
+    return metadataset({"blend": [{"path": str(path), "weight": weight, **more} for path, weight in leaves]})
+
+
 #: Examples of a test that says nothing else, where all are tried.
 _USUAL = 50
 
@@ -243,6 +312,14 @@ def until(holds: Callable[[], T], seconds: float = 120.0) -> T:
     while not (found := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number; one that has ended, and is not waited for yet, is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 # Garbage and threads of earlier tests may open and close files, read, sleep and log at any moment.
@@ -338,23 +415,6 @@ def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, s
     return status != 0
 
 
-@st.composite
-def _damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    data = bytearray(whole)
-    kind = draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
-    place = draw(st.integers(0, len(data) - 1))
-    if kind == "bit":
-        data[place] ^= 1 << draw(st.integers(0, 7))
-    elif kind == "zeros":
-        size = draw(st.integers(1, len(data) - place))
-        data[place : place + size] = bytes(size)
-    elif kind == "cut":
-        del data[place:]
-    else:
-        data += draw(st.binary(min_size=1, max_size=600))
-    return bytes(data)
-
-
 def damaged(data: st.DataObject, whole: bytes) -> bytes:
     """The contents of a file after one accident; they may be what they were.
 
@@ -362,7 +422,19 @@ def damaged(data: st.DataObject, whole: bytes) -> bytes:
         data: hypothesis' ``st.data()``, which chooses the accident.
         whole: the contents, not empty.
     """
-    return data.draw(_damaged(whole))
+    changed = bytearray(whole)
+    kind = data.draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
+    place = data.draw(st.integers(0, len(changed) - 1))
+    if kind == "bit":
+        changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    elif kind == "zeros":
+        size = data.draw(st.integers(1, len(changed) - place))
+        changed[place : place + size] = bytes(size)
+    elif kind == "cut":
+        del changed[place:]
+    else:
+        changed += data.draw(st.binary(min_size=1, max_size=600))
+    return bytes(changed)
 
 
 def received(connection: Connection, segments: SegmentReader | None = None) -> Any:

@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,20 +91,24 @@ def test_a_registered_type_is_looked_into() -> None:
     assert [row.tolist() for row in mapped.rows] == [[-1, -1], [-1, -1, -1]]
 
 
-def test_a_batch_moves_with_all_that_is_in_it() -> None:
+def test_a_batch_moves_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     @edataclass
     class Images(Batch):
         image: torch.Tensor
         boxes: list[torch.Tensor]
 
-    batch = Images(
-        __key__=["a"], __restore_key__=("batch", 0, 0), image=torch.ones(2, 2), boxes=[torch.zeros(1), torch.zeros(3)]
-    )
+    boxes = [torch.zeros(1), torch.zeros(3)]
+    batch = Images(__key__=["a"], __restore_key__=("batch", 0, 0), image=torch.zeros(2, 2), boxes=boxes)
     moved = batch.to("meta")
-    assert type(moved) is Images
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)  # there may be no CUDA here
+    pinned = batch.pin_memory()
+    assert type(moved) is type(pinned) is Images
     assert {tensor.device.type for tensor in (moved.image, *moved.boxes)} == {"meta"}
-    assert (moved.__key__, moved.__restore_key__) == (["a"], ("batch", 0, 0))
-    assert batch.image.device.type == "cpu"
+    assert all(bool((tensor == 100).all()) for tensor in (pinned.image, *pinned.boxes))
+    assert (
+        (moved.__key__, moved.__restore_key__) == (pinned.__key__, pinned.__restore_key__) == (["a"], ("batch", 0, 0))
+    )
+    assert batch.image.device.type == "cpu" and not batch.image.any()
 
 
 def test_fields_of_what_has_some() -> None:

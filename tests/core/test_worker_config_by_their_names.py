@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, WorkerConfig
 from energon_lite.errors import UsageError
+from tests.testing import take, train_loader
 
 
 class WhoMadeIt(TaskEncoder):
@@ -23,9 +24,8 @@ class WhoMadeIt(TaskEncoder):
 
 def test_workers_have_numbers(leaf_of: Callable[..., Path]) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_train_dataset(leaf_of(50), batch_size=1, worker_config=config, task_encoder=WhoMadeIt())
-    with get_savable_loader(dataset) as loader:
-        made = {tuple(batch) for batch, _ in zip(loader, range(30), strict=False)}
+    with train_loader(leaf_of(50), batch_size=1, worker_config=config, task_encoder=WhoMadeIt()) as loader:
+        made = {tuple(batch) for batch in take(loader, 30)}
     assert made <= {(0, 2), (1, 3)} and made
     assert config.rank_worker_id() == config.worker_id_offset == 0
     config.assert_worker()
@@ -71,16 +71,16 @@ def test_being_at_a_sample() -> None:
 
 
 def test_saving_by_the_names_that_are_given_up(leaf_of: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
-    dataset = get_train_dataset(leaf_of(50), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
-    loader = get_savable_loader(dataset)
+    loader, again = (train_loader(leaf_of(50), batch_size=2) for _ in range(2))
     batches = iter(loader)
     next(batches)
     state = loader.save_state(dst_rank=0)
     expected = next(batches).__key__
-    again = get_savable_loader(dataset)
+
     again.restore_state([state])
     assert next(iter(again)).__key__ == expected
     assert caplog.text.count("is deprecated") == 2
+    dataset = loader.dataset
     assert dataset.len_rank() == 25 and dataset.can_restore_sample() and dataset.config() == loader.config()
 
 
@@ -94,7 +94,6 @@ def test_builders_that_only_call_super_are_passed_over(leaf_of: Callable[..., Pa
         def build_batch(self, dataset: Any, **more: Any) -> Any:
             return print(dataset)
 
-    config = WorkerConfig(rank=0, world_size=1)
-    get_train_dataset(leaf_of(50), batch_size=2, worker_config=config, task_encoder=Passing())
+    train_loader(leaf_of(50), batch_size=2, task_encoder=Passing())
     with pytest.raises(UsageError, match=r"Building\.build_batch would not be called"):
-        get_train_dataset(leaf_of(50), batch_size=2, worker_config=config, task_encoder=Building())
+        train_loader(leaf_of(50), batch_size=2, task_encoder=Building())

@@ -16,7 +16,6 @@ from energon_lite import (
     CaptioningSample,
     DefaultTaskEncoder,
     Sample,
-    SourceInfo,
     TextSample,
     edataclass,
     get_train_dataset,
@@ -54,19 +53,13 @@ def _caption(number: int) -> CaptioningSample:
     )
 
 
-def test_padding() -> None:
-    out = batch_pad_stack([torch.ones(1, 2), torch.ones(2, 1)])
-    assert out.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
-    assert batch_pad_stack([torch.arange(3, dtype=torch.int16)] * 2).dtype == torch.int16
-    with pytest.raises(UsageError, match=r"unequal rank cannot be padded to one: \[1\], \[1, 1\]"):
-        batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
-
-
-def test_stacking_and_listing() -> None:
+def test_stacking_padding_and_listing() -> None:
     assert batch_stack([1, 2]).tolist() == [1, 2]
     assert batch_list((1, "a")) == [1, "a"]
     with pytest.raises(RuntimeError):
         batch_stack([torch.ones(1), torch.ones(2)])
+    with pytest.raises(UsageError, match=r"unequal rank cannot be padded to one: \[1\], \[1, 1\]"):
+        batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
 
 
 @pytest.mark.parametrize("kind", [dict, Plain, Named])
@@ -165,20 +158,6 @@ def test_what_is_not_alike_is_named(leaf_of: Any) -> None:
     assert DefaultTaskEncoder(raw_batch_type=Images, padding=5).batch([_caption(1), _caption(2)]).image[0, 0, 1, 0] == 5
 
 
-def test_two_types_in_one_batch_are_told_from_each_other() -> None:
-    def of(kind: Any, key: str, path: str, **fields: Any) -> Any:
-        source = SourceInfo(dataset_path=path, index=0, shard_name="a.tar", file_names=())
-        return kind(__key__=key, __restore_key__=(), __sources__=(source,), **fields)
-
-    text = of(TextSample, "t", "/data/texts", text="x")
-    caption = of(CaptioningSample, "c", "/data/captions", image=torch.ones(1), caption="x")
-    for samples in ([text, caption], [caption, text]):
-        with pytest.raises(FatalSampleError, match="one batch has samples of 2 types") as caught:
-            generic_batch(samples)
-        words = ("TextSample: t", "CaptioningSample: c", "/data/texts", "/data/captions", "encode_sample", "cooker")
-        assert all(word in str(caught.value) for word in (*words, "batch_group_criterion"))
-
-
 @pytest.mark.parametrize("padding", [True, "zeros", {"x": "pad"}, {"x": True}])
 def test_no_padding(leaf_of: Any, padding: Any) -> None:
     with pytest.raises(UsageError, match="padding is") as caught:
@@ -212,26 +191,6 @@ def test_empty_batches_keep_their_form() -> None:
     assert plain["x"].shape == (0, 3) and plain["scale"] == 2.0 and plain["names"] == () and plain["n"] == 7
     assert empty_like(Named(torch.ones(2), "ab"), 2).x.shape == (0,)
     assert empty_like(Plain(torch.ones(2), "ab"), 2).name == "ab"
-
-
-def test_pinning_copies_nested_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)  # there may be no CUDA here
-
-    @edataclass
-    class Nested(Batch):
-        parts: dict[str, Any]
-        named: Named
-        plain: Plain
-
-    nested = Nested(
-        __key__=["a"],
-        __restore_key__=(),
-        parts={"x": [torch.zeros(1), "text"]},
-        named=Named(torch.zeros(1), "n"),
-        plain=Plain(torch.zeros(1), "p"),
-    ).pin_memory()
-    assert nested.parts["x"][0] == 100 and nested.named.x == 100 and nested.plain.x == 100
-    assert nested.parts["x"][1] == "text" and nested.__key__ == ["a"]
 
 
 @given(

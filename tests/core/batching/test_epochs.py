@@ -1,4 +1,4 @@
-"""The epoch law of plans: small data sets come round several times in a chunk, and stay apart."""
+"""The epoch law of plans: small data sets come round several times in a chunk, and stay apart; so do copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.epochs import plan_epochs
+from energon_lite.batching.epochs import keep_apart, plan_epochs
+from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.blends.staged_run import Stages
@@ -71,6 +72,11 @@ def orders(draw: st.DrawFn) -> tuple[Order, list[int]]:
     return order, sizes
 
 
+def plan_of(order: Order, sizes: list[int], document: dict[str, Any], seed: int = 3, **more: Any) -> TokenPlan:
+    lengths = [lengths_of(size, number) for number, size in enumerate(sizes)]
+    return TokenPlan(order, strategy_from_dict(document), lengths, seed=seed, **more)
+
+
 def chunks_of(plan: TokenPlan, positions: int) -> list[PlannedChunk]:
     """The chunks of pass 1 or, where there is only one pass, of its first positions."""
     number = 0 if plan.order.bounds(0) is None else 1
@@ -89,9 +95,7 @@ def cases(function: Any) -> Any:
 
 @cases
 def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, Any], chunk: int, step: Any) -> None:
-    order, sizes = made
-    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    plan = plan_of(*made, document, chunk=chunk, step=step)
     for planned in chunks_of(plan, 1000):
         tokens: Counter[tuple[int, ...]] = Counter()
         for number in range(len(planned)):
@@ -102,7 +106,7 @@ def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, An
         missing = set(rows) - set(tokens)
         assert len(missing) == planned.batches.counts.dropped_samples
         for row, count in tokens.items():
-            whole = int(lengths[row[0]][row[1]])
+            whole = int(plan.lengths[row[0]][row[1]])
             assert count == whole or (document.get("oversize") == "truncate" and 0 < count < whole)
 
 
@@ -111,9 +115,7 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
     """No micro-batch has what comes before the end of an epoch of everything, and what comes behind; a step has it
     only if the end is inside of it. Copies of a sample are in the order of their epochs, and in different
     micro-batches, if there are enough of them."""
-    order, sizes = made
-    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    order, plan = made[0], plan_of(*made, document, chunk=chunk, step=step)
     first = 0 if order.bounds(0) is None else order.bounds(1)[0]
     streams = [] if isinstance(order, ConcatOrder) else order.leaves.leaves
     mixed = {number for number, leaf in enumerate(streams) if leaf.copies == 2}  # on purpose
@@ -180,7 +182,7 @@ def test_small_data_with_any_chunk(
     chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
     leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
     order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
-    plan = TokenPlan(order, strategy_from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
+    plan = plan_of(order, [size], document, chunk=chunk, step=step)
     shown: dict[int, Counter[int]] = defaultdict(Counter)
     for number in range(-(-2 * size // chunk) if repeat else plan.count(0) or 0):
         planned = plan.make(0, number)
@@ -213,8 +215,7 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
     document: dict[str, Any] = next(one for one in DOCUMENTS if one["strategy"] == strategy)
     sizes = [20, 33, 400, 5000]
     order = BlendOrder([LeafOrder(size, key) for key, size in enumerate(sizes)], [0.05, 0.1, 0.4, 0.45], 0)
-    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    planned = TokenPlan(order, strategy_from_dict(document), lengths, seed=1, chunk=8192).make(0, 0)
+    planned = plan_of(order, sizes, document, seed=1, chunk=8192).make(0, 0)
     assert len(planned.stretches.edges) > 5
     for number in range(len(planned)):
         owners = {piece[:3] for piece in planned.spans(number)}
@@ -224,8 +225,7 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
 @pytest.mark.parametrize("copies", [2, -1])
 def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
     order = BlendOrder([LeafOrder(50, 1, copies)], [1.0], 0)
-    plan = TokenPlan(order, strategy_from_dict({"strategy": "fixed", "batch_size": 8}), [lengths_of(50, 0)], chunk=1000)
-    planned = plan.make(0, 0)
+    planned = plan_of(order, [50], {"strategy": "fixed", "batch_size": 8}, chunk=1000).make(0, 0)
     assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
     epochs = [{piece[2] for piece in planned.spans(number)} for number in range(len(planned))]
     assert max(map(len, epochs)) == 2
@@ -258,12 +258,47 @@ def test_fill_hardly_suffers() -> None:
         assert fill(3001) > fill(131_072) - lost
 
 
-def test_a_chunk_without_repetition_is_planned_as_a_whole() -> None:
-    lengths = lengths_of(300, 0)
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if not one.get("oversize")], ids=str)
+def test_a_chunk_without_repetition_is_planned_as_a_whole(document: dict[str, Any]) -> None:
+    lengths, strategy = lengths_of(300, 0), strategy_from_dict(document)
     columns = np.zeros(300, dtype=np.int64), np.arange(300), np.zeros(300, dtype=np.int64)
-    for document in DOCUMENTS[:-2]:
-        if document.get("oversize"):
-            continue
-        strategy = strategy_from_dict(document)
-        batches, stretches = plan_epochs(strategy, lengths, columns, seed=7)
-        assert batches.digest() == strategy.plan(lengths, seed=7).digest() and stretches.edges == [0, 300]
+    batches, stretches = plan_epochs(strategy, lengths, columns, seed=7)
+    assert batches.digest() == strategy.plan(lengths, seed=7).digest() and stretches.edges == [0, 300]
+
+
+@given(data=st.data(), batches=st.integers(2, 6), rows=st.integers(1, 8))
+def test_a_copy_changes_places_with_a_sample_as_long(data: st.DataObject, batches: int, rows: int) -> None:
+    """Where all are as long, micro-batches keep their number and their size, even full ones."""
+    owner = np.arange(1, batches * rows + 1)
+    copies = data.draw(st.integers(2, batches))
+    owner[data.draw(st.permutations(range(len(owner))))[:copies]] = 0
+    sizes = np.full(len(owner), 7)
+    whole = MicroBatches.of([np.arange(len(owner))], sizes, packed=False)
+    planned = whole.regrouped(np.arange(len(owner)), [rows] * batches)
+    apart = keep_apart(planned, owner, sizes, np.zeros_like(sizes), lambda sizes, keys: False)
+    assert apart.rows().tolist() == [rows] * batches
+    assert sorted(apart.sample.tolist()) == list(range(len(owner)))
+    assert all(np.count_nonzero(owner[part] == 0) <= 1 for part in apart)
+
+
+@given(
+    groups=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=2, max_size=6),
+    copies=st.integers(2, 6),
+    data=st.data(),
+)
+def test_what_is_full_stays_within_its_limit(groups: list[list[int]], copies: int, data: st.DataObject) -> None:
+    """However long the samples are that change places, and nobody is lost."""
+    lengths = np.array([length for group in groups for length in group], dtype=np.int64)
+    owner = np.arange(1, len(lengths) + 1)
+    same = data.draw(st.permutations(range(len(owner))))[:copies]
+    owner[same], lengths[same] = 0, lengths[same[0]]
+    planned = MicroBatches.of([np.arange(len(owner))], lengths, packed=True).regrouped(
+        np.arange(len(owner)), [len(group) for group in groups]
+    )
+    limit = int(planned.tokens().max())
+    keys = np.zeros_like(lengths)
+    apart = keep_apart(planned, owner, lengths, keys, lambda sizes, keys: sum(sizes) <= limit)
+    assert apart.tokens().max() <= limit
+    assert sorted(apart.sample.tolist()) == list(range(len(owner)))
+    most = -(-len(same) // len(groups))
+    assert all(np.count_nonzero(owner[part] == 0) <= most for part in apart)

@@ -1,12 +1,16 @@
-"""The plan of fixed batches: positions cut into equal pieces, any number of them at once."""
+"""Plans: positions cut into batches and chunks, any number of them at once, or ahead; lanes; lists of addresses."""
 
 from __future__ import annotations
+
+import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.plan import FixedPlan
+from energon_lite.batching.digests import AddressList
+from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size, default_lanes, worlds_for
+from energon_lite.batching.token_plan import PlansAhead
 from energon_lite.errors import UsageError
 from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
@@ -46,3 +50,73 @@ def test_passes_repeat_or_go_on() -> None:
 def test_batches_of_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="batch_size is 0"):
         FixedPlan(ConcatOrder([5]), 0)
+
+
+sizes = st.integers(1, 5000)
+
+
+@pytest.mark.parametrize("buffer", [None, 5])
+def test_what_is_no_chunk(buffer: int | None) -> None:
+    with pytest.raises(UsageError, match=r"chunk_size is 0\s+fix: +give at least 1$"):
+        ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=0, packing_buffer_size=buffer)
+    with pytest.raises(UsageError, match=r"batch_size is 0\s+fix: +give at least 1, or None"):
+        ChunkPlan(ConcatOrder([9]), batch_size=0, chunk=5)
+    with pytest.raises(UsageError, match="chunk_size is 4, but packing_buffer_size 5"):
+        ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=4, packing_buffer_size=5)
+    ChunkPlan(ConcatOrder([9]), batch_size=1, chunk=5, packing_buffer_size=buffer)
+
+
+@given(batch_size=sizes | st.none(), buffer=sizes | st.none(), endless=st.booleans(), carries=st.booleans())
+def test_a_chunk_is_whole_buffers_and_no_more_than_it_needs(
+    batch_size: int | None, buffer: int | None, endless: bool, carries: bool
+) -> None:
+    size = default_chunk_size(batch_size, buffer, endless=endless, carries=carries)
+    batches = 8 if carries else 32
+    if buffer is None:
+        assert size == batches * (batch_size or 32)
+        return
+    buffers, rest = divmod(size, buffer)
+    assert buffers >= 1 and rest == 0
+    if batch_size is None or not endless:
+        assert buffers == 1
+    else:
+        assert size >= batches * batch_size and (buffers == 1 or (buffers - 1) * buffer < batches * batch_size)
+
+
+@given(world=st.integers(1, 2000))
+def test_a_run_on_any_ranks_can_grow_and_shrink(world: int) -> None:
+    lanes = default_lanes(world)
+    assert {1, 2, 3, 4, 6, 8, 12, 24, world, 2 * world} <= set(worlds_for(lanes))
+    assert lanes <= 24 * world
+
+
+def test_chunks_are_made_ahead_and_errors_come_when_they_are_due() -> None:
+    made: list[int] = []
+
+    def make(pass_number: int, number: int) -> int:
+        made.append(number)
+        if number == 9:
+            raise UsageError("no")
+        return number
+
+    plans = PlansAhead(make)
+    plans.prepare(0, 3)
+    assert plans.get(0, 3) == 3 and plans.get(0, 3) == 3 and made == [3]
+    plans.prepare(0, 9)
+    with pytest.raises(UsageError):
+        plans.get(0, 9)
+    for number in range(10, 20):
+        plans.get(0, number)
+    assert len(plans._made) == 4
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=9), st.integers(-10, 10), st.integers(-10, 10))
+def test_it_is_the_list_of_its_addresses(rows: list[tuple[int, int, int]], start: int, stop: int) -> None:
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    addresses = AddressList(*columns)
+    assert addresses == rows and rows == addresses and list(addresses) == rows and len(addresses) == len(rows)
+    assert [addresses[place] for place in range(len(rows))] == rows
+    assert addresses[start:stop] == rows[start:stop]
+    assert pickle.loads(pickle.dumps(addresses)) == rows
+    assert repr(addresses) == repr(rows) and bool(addresses) == bool(rows)
+    assert addresses != [*rows, (0, 0, 0)] and addresses != tuple(rows)

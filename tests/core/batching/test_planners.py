@@ -1,4 +1,4 @@
-"""The strategies on examples one can check by hand, and the parts they are made of."""
+"""The strategies on examples one can check by hand, the parts they are made of, and packs of a stream's beginning."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.best_fit_decreasing import pack_histogram
+from energon_lite.batching.best_fit_decreasing import full_packs, pack_histogram
 from energon_lite.batching.capacity import Capacity, checked_lengths
 from energon_lite.batching.micro_batches import PLAN_ORDERS, POLICIES, MicroBatches, cut_to_fit
 from energon_lite.batching.plan import Counts
 from energon_lite.batching.strategy import plan_in_chunks, strategy_from_dict
 from energon_lite.errors import UsageError
+from tests.testing import examples
 
 
 def plan(lengths: list[int], **document: Any) -> MicroBatches:
@@ -29,21 +30,33 @@ def groups(batches: MicroBatches) -> list[list[int]]:
 # -- the examples of DynamiCat's document ---------------------------------------------------------------------------
 
 
-def test_a_capacity_of_padded_tokens_is_kept() -> None:
-    """Six samples with 10K tokens between them take 18K when they are padded to 3K: that is no capacity of 10K."""
-    lengths = [1, 1, 1, 2, 2, 3, 5, 5]
-    packed = plan(lengths, strategy="capacity", capacity=10, unit="packed_tokens")
-    assert groups(packed) == [[0, 1, 2, 3, 4, 5], [6, 7]]
-    assert (packed.rows() * packed.longest()).tolist() == [18, 10]
-    padded = plan(lengths, strategy="capacity", capacity=10)
-    assert groups(padded) == [[0, 1, 2, 3, 4], [5, 6], [7]]
-    assert padded.space().tolist() == [10, 10, 5] and padded.tokens().tolist() == [7, 8, 5]
-
-
-def test_smart_batching() -> None:
-    batches = plan([5, 3, 1, 5, 2, 1, 2, 1], strategy="sorted_window", capacity=10, batches=None, order="none")
-    assert groups(batches) == [[0, 3], [1, 4, 6], [2, 5, 7]]
-    assert batches.space().tolist() == [10, 9, 3]
+@pytest.mark.parametrize(
+    ("lengths", "strategy", "more", "expected"),
+    [
+        ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2}, [[0, 1], [2, 3], [4]]),
+        ([3, 1, 2, 5, 4], "fixed", {"batch_size": 2, "sort": True}, [[1, 2], [0, 4], [3]]),
+        # Six samples with 10 tokens between them take 18 when they are padded to 3: that is no capacity of 10.
+        ([1, 1, 1, 2, 2, 3, 5, 5], "capacity", {"unit": "packed_tokens"}, [[0, 1, 2, 3, 4, 5], [6, 7]]),
+        ([1, 1, 1, 2, 2, 3, 5, 5], "capacity", {}, [[0, 1, 2, 3, 4], [5, 6], [7]]),
+        ([3, 6, 0, 3], "concat_split", {"tokens": 4}, [[0, 1], [1], [1, 3]]),
+        # Smart batching.
+        ([5, 3, 1, 5, 2, 1, 2, 1], "sorted_window", {"batches": None}, [[0, 3], [1, 4, 6], [2, 5, 7]]),
+        # Windows have equal tokens, and do not mix.
+        ([1, 2, 3, 4, 4, 3, 2, 1], "sorted_window", {"batches": 1}, [[3, 2], [1, 0], [4, 5], [6, 7]]),
+        # 4 fits beside 6 and beside 5, and leaves less room beside 6. 9 fits nowhere: the fullest of two is emitted.
+        ([6, 5, 4, 9, 3, 8], "best_fit", {"open_bins": 2}, [[0, 2], [3], [1, 4], [5]]),
+        ([6, 5, 4], "best_fit", {}, [[0, 2], [1]]),
+        # What is too old is emitted.
+        ([7, 9, 9, 3], "best_fit", {"max_age": 3}, [[0], [1], [2], [3]]),
+        ([7, 9, 9, 3], "best_fit", {"max_age": 4}, [[0, 3], [1], [2]]),
+    ],
+)
+def test_groups(lengths: list[int], strategy: str, more: dict[str, Any], expected: list[list[int]]) -> None:
+    own = {} if strategy in ("fixed", "concat_split") else {"capacity": 10}
+    own |= {"order": "none"} if strategy == "sorted_window" else {}
+    batches = plan(lengths, strategy=strategy, **own, **more)
+    assert groups(batches) == expected
+    assert more.get("batches") != 1 or batches.lateness_bound == 4
 
 
 @pytest.mark.parametrize(
@@ -71,11 +84,6 @@ def test_a_random_order_shuffles_and_loses_nothing() -> None:
 # -- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_fixed() -> None:
-    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2)) == [[0, 1], [2, 3], [4]]
-    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2, sort=True)) == [[1, 2], [0, 4], [3]]
-
-
 def test_length_difference_groups_by_the_key_field() -> None:
     strategy = strategy_from_dict(
         {"strategy": "length_difference", "batch_size": 3, "max_difference": 2, "key": "prompt", "order": "none"}
@@ -98,31 +106,6 @@ def test_max_length_splits_the_key_field() -> None:
         np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
     )
     assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
-
-
-def test_windows_have_equal_tokens_and_do_not_mix() -> None:
-    batches = plan([1, 2, 3, 4, 4, 3, 2, 1], strategy="sorted_window", capacity=10, batches=1, order="none")
-    assert groups(batches) == [[3, 2], [1, 0], [4, 5], [6, 7]]
-    assert batches.lateness_bound == 4
-
-
-def test_best_fit() -> None:
-    # 4 fits beside 6 and beside 5, and leaves less room beside 6. 9 fits nowhere: the fullest of two is emitted.
-    batches = plan([6, 5, 4, 9, 3, 8], strategy="best_fit", capacity=10, open_bins=2)
-    assert groups(batches) == [[0, 2], [3], [1, 4], [5]]
-    assert plan([6, 5, 4], strategy="best_fit", capacity=10).tokens().tolist() == [10, 5]
-
-
-def test_best_fit_emits_what_is_too_old() -> None:
-    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=3)) == [[0], [1], [2], [3]]
-    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=4)) == [[0, 3], [1], [2]]
-
-
-def test_concat_split() -> None:
-    batches = plan([3, 6, 0, 3], strategy="concat_split", tokens=4)
-    assert groups(batches) == [[0, 1], [1], [1, 3]]
-    assert batches.tokens().tolist() == [4, 4, 4]
-    assert batches.counts == Counts(dropped_samples=1, split_samples=1)
 
 
 def _textbook_best_fit_decreasing(sizes: list[int], limit: int) -> list[int]:
@@ -212,3 +195,49 @@ def test_a_micro_batch_that_is_not_there() -> None:
     assert batches[-1].tolist() == [2]
     with pytest.raises(IndexError, match="micro-batch 2 of 2"):
         batches[2]
+
+
+@settings(max_examples=examples(200))
+@given(lengths=st.lists(st.integers(0, 20), max_size=60), capacity=st.integers(20, 60))
+def test_a_beginning_in_packs(lengths: list[int], capacity: int) -> None:
+    packs, taken = full_packs(lengths, capacity)
+    assert sorted(place for pack in packs for place in pack) == [*range(taken)]
+    assert all(pack and pack == sorted(pack) and sum(lengths[place] for place in pack) <= capacity for pack in packs)
+    assert (taken > 0) == bool(lengths)
+    if sum(lengths) < capacity:
+        assert taken == len(lengths) and len(packs) == (taken > 0)
+    else:  # at least half of what fits into whole packs
+        assert sum(lengths[:taken]) > sum(lengths) // capacity // 2 * capacity - max(lengths) * 6
+
+
+@settings(max_examples=examples(100))
+@given(owners=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(10, 60))
+def test_no_two_copies_in_a_pack(owners: list[int], capacity: int) -> None:
+    copies = [(owner, owners[:place].count(owner)) for place, owner in enumerate(owners)]
+    packs, taken = full_packs([owner + 1 for owner in owners], capacity, copies)
+    assert sorted(place for pack in packs for place in pack) == [*range(taken)] and (taken > 0) == bool(owners)
+    assert all(len({owners[place] for place in pack}) == len(pack) for pack in packs)
+    results = [(owner, 0) for owner in owners]  # several of one sample, of one epoch: they may
+    assert full_packs([owner + 1 for owner in owners], capacity, results)[0] == full_packs(
+        [owner + 1 for owner in owners], capacity
+    )[0]  # fmt: skip
+
+
+def test_streams_are_packed_fully() -> None:
+    draw = np.random.default_rng(0)
+    lengths = np.clip(draw.lognormal(5.5, 0.9, 4000), 8, 4096).astype(int).tolist()
+    at = packs = 0
+    while at + 128 <= len(lengths):
+        made, taken = full_packs(lengths[at : at + 128], 4096)
+        at, packs = at + taken, packs + len(made)
+    assert sum(lengths[:at]) / (packs * 4096) > 0.99
+
+
+def test_by_hand() -> None:
+    assert full_packs([], 5) == ([], 0)
+    assert full_packs([2, 2], 5) == ([[0, 1]], 2)  # together less than a pack
+    assert full_packs([5, 5, 1], 5) == ([[0], [1]], 2)
+    assert full_packs([3, 3, 2, 2, 4], 5) == ([[0, 2], [1, 3]], 4)
+    assert full_packs([4, 4, 4], 5)[1] >= 1  # nothing is full
+    with pytest.raises(UsageError, match="a sample of 6 tokens does not fit into a pack of 5"):
+        full_packs([1, 6], 5)

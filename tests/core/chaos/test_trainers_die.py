@@ -7,26 +7,24 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, alone, take
+from tests.fork_server import run_program
+from tests.testing import take, train_loader
 
 STEPS = 60
 
 
 def _train(path: Path, folder: Path, workers: int, pause: float = 0.002) -> None:
     """A loop as users write it: log each step, save every third, begin where the newest state says."""
-    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=alone(workers)))
+    loader = train_loader(path, workers, batch_size=3)
     state = folder / "state.pt"
     step = 0
     if state.exists():
@@ -157,9 +155,8 @@ def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tm
     for rank in range(2):
         logged = _logged(tmp_path / f"log-{rank}")
         last = max(step for step, _ in logged)
-        config = WorkerConfig(rank=rank, world_size=2)
-        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config)
-        expected = [tuple(batch.__key__) for batch in take(get_savable_loader(dataset), last)]
+        loader = train_loader(leaf_of(50, "a"), rank=rank, world_size=2, batch_size=3)
+        expected = [tuple(batch.__key__) for batch in take(loader, last)]
         assert len(logged) > last, "nothing was done twice: no rank was restarted"
         assert {step for step, _ in logged} == set(range(1, last + 1))
         assert all(keys == expected[step - 1] for step, keys in logged)
@@ -167,38 +164,29 @@ def test_torchrun_restarts_a_killed_trainer_and_nothing_is_lost(leaf_of: Any, tm
 
 def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path) -> None:
     """As a cluster does it: every process of the group gets the signal, workers included."""
-    program = tmp_path / "trainer.py"
-    program.write_text(
-        textwrap.dedent(
-            f"""
-            import signal, sys, time, torch
-            from energon_lite import *
+    context, stop = multiprocessing.get_context("fork"), list[int]()
+    busy, build = context.Event(), partial(train_loader, leaf_of(50, "a"), batch_size=3)
 
-            stop = []
-            signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-            dataset = get_train_dataset({str(leaf_of(50, "a"))!r}, batch_size=3,
-                                        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
-            with get_savable_loader(dataset) as loader:
-                for step, batch in enumerate(loader):
-                    if step == 5:
-                        print("busy", flush=True)
-                    time.sleep(0.005)
-                    if stop:
-                        next_batch = next(iter(loader))  # the workers are still there
-                        torch.save([loader.save_state_rank(), next_batch.__key__], {str(tmp_path / "state.pt")!r})
-                        break
-            """
-        )
-    )
-    with ForkedProgram([str(program)], stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "busy\n"
-        os.killpg(trainer.pid, signal.SIGTERM)
-        assert trainer.wait(300) == 0
+    def train() -> None:
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+        with build(2) as loader:
+            for step, _ in enumerate(loader):
+                if step == 5:
+                    busy.set()
+                time.sleep(0.005)
+                if stop:
+                    next_batch = next(iter(loader))  # the workers are still there
+                    torch.save([loader.save_state_rank(), next_batch.__key__], tmp_path / "state.pt")
+                    break
+
+    trainer = context.Process(target=train)
+    trainer.start()
+    assert busy.wait(120)
+    os.killpg(trainer.pid or 0, signal.SIGTERM)
+    trainer.join(300)
+    assert trainer.exitcode == 0
     state, key = torch.load(tmp_path / "state.pt", weights_only=True)
-    loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
-    keys = [batch.__key__ for batch in take(loader, state["position"] + 1)]
+    keys = [batch.__key__ for batch in take(build(), state["position"] + 1)]
     assert keys[state["position"] - 1] == key
-    restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
-    restored.restore_state_rank(state)
-    assert next(iter(restored)).__key__ == keys[state["position"]]
+    assert next(iter(build().with_restored_state_rank(state))).__key__ == keys[state["position"]]

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataLoader, TaskEncoder
+from tests.testing import train_loader
 
 PAUSE = 0.5
 
@@ -27,11 +28,8 @@ class Slow(TaskEncoder):
 
     def encode_sample(self, sample: Any) -> Any:
         time.sleep(self.pause)
-        return {
-            "__key__": sample.__key__,
-            "__restore_key__": sample.__restore_key__,
-            "x": torch.full((40_000,), float(self.rng.random())),
-        }
+        x = torch.full((40_000,), float(self.rng.random()))
+        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "x": x}
 
 
 class SlowPacks(Slow):
@@ -60,10 +58,8 @@ MANNERS: dict[str, dict[str, Any]] = {
 
 
 def _loader(path: Path, manner: str, workers: int) -> SavableDataLoader:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    arguments = {"batch_size": 4, "repeat": False} | MANNERS[manner]
-    arguments["task_encoder"].pause = Slow.pause if workers else 0.0
-    return get_savable_loader(get_train_dataset(path, worker_config=config, **arguments))
+    MANNERS[manner]["task_encoder"].pause = Slow.pause if workers else 0.0
+    return train_loader(path, workers, batch_size=4, repeat=False, **MANNERS[manner])
 
 
 def _digest(batch: Any) -> tuple[Any, ...]:

@@ -18,8 +18,6 @@ from energon_lite import (
     TextSample,
     basic_sample_keys,
     cooker,
-    get_savable_loader,
-    get_train_dataset,
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError
@@ -32,7 +30,7 @@ from energon_lite.hooks import (
     seeded_hooks,
 )
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE
+from tests.testing import take, train_loader, write_dataset
 
 
 @cooker
@@ -89,17 +87,16 @@ KINDS: dict[str, tuple[TaskEncoder, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def texts(tmp_path: Path, write_dataset: Any) -> Path:
+def texts(tmp_path: Path) -> Path:
     samples = [(str(number), {"txt": b"x" * number}) for number in range(12)]
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
     folder: Path = write_dataset(tmp_path / "texts", {"a.tar": samples}, dataset_yaml=crude)
     return folder
 
 
-def batches(path: Path, encoder: TaskEncoder, count: int = 6, **more: Any) -> list[str]:
-    dataset = get_train_dataset(path, worker_config=ALONE, task_encoder=encoder, **({"batch_size": 2} | more))
-    with get_savable_loader(dataset) as loader:
-        return [str(batch) for batch, _ in zip(loader, range(count), strict=False)]
+def batches(path: Path, encoder: TaskEncoder, **more: Any) -> list[str]:
+    with train_loader(path, task_encoder=encoder, **({"batch_size": 2} | more)) as loader:
+        return [str(batch) for batch in take(loader, 6)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,9 +174,8 @@ class Numbered(Base):
 
 
 def test_samples_know_the_batch_that_they_are_planned_for(texts: Path) -> None:
-    dataset = get_train_dataset(texts, worker_config=ALONE, task_encoder=Numbered(), batch_size=3)
-    with get_savable_loader(dataset) as loader:
-        found = [batch for batch, _ in zip(loader, range(5), strict=False)]
+    with train_loader(texts, task_encoder=Numbered(), batch_size=3) as loader:
+        found = take(loader, 5)
         assert [(one["numbers"], one["own"]) for one in found] == [([str(n)] * 3, n) for n in range(5)]
         assert loader.restore_sample(found[4]["__restore_key__"])["numbers"] == ["4"] * 3
         with pytest.raises(FatalSampleError, match="made again by itself"):

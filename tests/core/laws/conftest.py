@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
-from energon_lite.loading.iterators import lane_iterator
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.core.laws.oracle import Rendezvous
 from tests.core.laws.token_data import length_of
+from tests.testing import blend_of, write_dataset
 
 
 class Cluster:
@@ -71,20 +69,6 @@ def cluster() -> type[Cluster]:
     return Cluster
 
 
-@pytest.fixture
-def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """``on_ranks(world, work)``: the results of ``work(rank)`` on ranks that run at the same time."""
-
-    def run(world: int, work: Callable[[int], Any]) -> list[Any]:
-        meeting = Rendezvous(world)
-        monkeypatch.setattr(lane_iterator, "agree_on_step", meeting.agree)
-        monkeypatch.setattr(lane_iterator, "check_group", lambda **_: None)
-        with ThreadPoolExecutor(world) as pool:
-            return list(pool.map(work, range(world)))
-
-    return run
-
-
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level("ERROR", logger="energon_lite")
@@ -105,20 +89,14 @@ Leaves = Sequence[tuple[int, float]]
 
 
 @pytest.fixture(scope="session")
-def write_blend(
-    leaf_of: Callable[[int, str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Leaves], Any]:
+def write_blend(leaf_of: Callable[[int, str], Path]) -> Callable[[Leaves], Any]:
     """A blend of text leaves as a metadataset dict."""
+    return lambda leaves: blend_of((leaf_of(count, "abcdef"[n]), weight) for n, (count, weight) in enumerate(leaves))
 
-    def write(leaves: Leaves) -> dict[str, Any]:
-        blend = [
-            {"path": str(leaf_of(count, "abcdef"[number])), "weight": weight}
-            for number, (count, weight) in enumerate(leaves)
-        ]
-        return {
-            "__module__": "megatron.energon",
-            "__class__": "MetadatasetV2",
-            "splits": {"train": {"blend": blend}, "val": {"blend": blend}},
-        }
 
-    return write
+@pytest.fixture(scope="session")
+def crude(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 crude samples, whose texts are their keys."""
+    samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
+    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    return write_dataset(tmp_path_factory.mktemp("crude") / "data", {"a.tar": samples}, dataset_yaml=yaml)

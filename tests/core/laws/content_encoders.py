@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from energon_lite import SkipSample, TaskEncoder
-
-
-def chance(text: str, salt: int, of: int) -> int:
-    """A number below ``of`` that looks random and depends on the text only."""
-    return zlib.crc32(f"{salt}:{text}".encode()) % of
+from tests.core.laws.naive_hooks import chance
 
 
 @dataclass(frozen=True)
@@ -76,13 +71,17 @@ class Content:
 def _maybe_skip(self: Any, name: str, salt: int) -> None:
     content: Content = self.content
     if content.skips and not self.rng.integers(content.skips):
-        if chance(name, content.salt + salt + 50, 2):
+        if chance(2, content.salt + salt + 50, name):
             raise SkipSample("by chance")
         raise ValueError(f"{name} is broken")
 
 
 def _sample(self: Any, name: str, key: Any) -> dict[str, Any]:
     return {"__key__": name, "__restore_key__": key, "noise": [float(self.rng.random())]}
+
+
+def _noise(self: Any, samples: list[Any]) -> list[float]:
+    return [float(self.rng.random()), *(number for sample in samples for number in sample["noise"])]
 
 
 def _one_sample(self: Any, sample: Any) -> Any:
@@ -105,12 +104,12 @@ def _late(self: Any, sample: Any) -> Any:
 def _select(self: Any, samples: list[Any]) -> list[list[Any]]:
     """Every second sample first, in packs of 1 to 3; one of ten is left out."""
     salt = self.content.salt
-    kept = [sample for sample in samples[::2] + samples[1::2] if chance(sample["__key__"], salt + 4, 10)]
+    kept = [sample for sample in samples[::2] + samples[1::2] if chance(10, salt + 4, sample["__key__"])]
     _maybe_skip(self, "".join(sample["__key__"] for sample in samples), 5)
     packs: list[list[Any]] = [[]]
     for sample in kept:
         packs[-1].append(sample)
-        if len(packs[-1]) > chance(sample["__key__"], salt + 6, 3):
+        if len(packs[-1]) > chance(3, salt + 6, sample["__key__"]):
             packs.append([])
     return packs
 
@@ -118,8 +117,7 @@ def _select(self: Any, samples: list[Any]) -> list[list[Any]]:
 def _one_pack(self: Any, samples: list[Any]) -> Any:
     name = "+".join(sample["__key__"] for sample in samples)
     _maybe_skip(self, name, 7)
-    noise = [float(self.rng.random()), *(number for sample in samples for number in sample["noise"])]
-    return {"__key__": name, "__restore_key__": (), "noise": noise}
+    return {"__key__": name, "__restore_key__": (), "noise": _noise(self, samples)}
 
 
 def _yield_packs(self: Any, samples: list[Any]) -> Iterator[Any]:
@@ -131,15 +129,14 @@ def _yield_packs(self: Any, samples: list[Any]) -> Iterator[Any]:
 def _group(self: Any, sample: Any) -> Any:
     content: Content = self.content
     _maybe_skip(self, sample["__key__"], 9)
-    group = chance(sample["__key__"], content.salt + 10, content.groups)
+    group = chance(content.groups, content.salt + 10, sample["__key__"])
     return f"group {group}", None if content.batch_size else 1 + group
 
 
 def _one_batch(self: Any, samples: list[Any]) -> Any:
     names = [sample["__key__"] for sample in samples]
     _maybe_skip(self, " ".join(names), 11)
-    noise = [float(self.rng.random()), *(number for sample in samples for number in sample["noise"])]
-    return {"__key__": names, "__restore_key__": (), "noise": noise}
+    return {"__key__": names, "__restore_key__": (), "noise": _noise(self, samples)}
 
 
 def _yield_batches(self: Any, samples: list[Any]) -> Iterator[Any]:
@@ -150,4 +147,4 @@ def _yield_batches(self: Any, samples: list[Any]) -> Iterator[Any]:
 
 def _yield_encoded(self: Any, batch: Any) -> Iterator[Any]:
     for part in range(int(self.rng.integers(3))):
-        yield batch | {"encoded": part, "noise": [float(self.rng.random()), *batch["noise"]]}
+        yield batch | {"encoded": part, "noise": _noise(self, [batch])}

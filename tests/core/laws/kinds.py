@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset, stateless
 from tests.core.laws import token_data
 from tests.core.laws.content_encoders import Content
+from tests.testing import blend_of, metadataset
 
 #: Sizes of leaves: few, so that their files are written once.
 SIZES = st.sampled_from([1, 2, 3, 7, 20, 50, 120])
@@ -107,12 +110,10 @@ class Pipeline:
 
     def document(self, leaf_of: Callable[..., Any]) -> dict[str, Any]:
         """The metadataset."""
-        blend = [
-            {"path": str(leaf_of(count, "abcdef"[number])), self.key: value}
-            for number, (count, value) in enumerate(self.leaves)
-        ]
-        split = {"blend_epochized" if self.key == "repetitions" else "blend": blend}
-        return {"splits": {"train": split, "val": split}}
+        leaves = [(leaf_of(count, "abcdef"[number]), value) for number, (count, value) in enumerate(self.leaves)]
+        if self.key == "weight":
+            return blend_of(leaves)
+        return metadataset({"blend_epochized": [{"path": str(path), self.key: value} for path, value in leaves]})
 
     @property
     def worlds(self) -> list[int]:
@@ -200,3 +201,17 @@ def training(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
 def validation(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
     """The same of ``get_val_dataset``."""
     return lambda config: get_val_dataset(path, worker_config=config, **arguments)
+
+
+def in_step(loaders: Iterable[Any]) -> list[Any]:
+    """The micro-batches of a pass, step by step; all ranks have as many."""
+    per_rank = [list(loader) for loader in loaders]
+    assert len({len(batches) for batches in per_rank}) == 1
+    return [batch for step in zip(*per_rank, strict=True) for batch in step]
+
+
+def dealt(loaders: Iterable[Any], count: int) -> list[Any]:
+    """The first micro-batches of a run, in the order of the whole run."""
+    with ExitStack() as stack:
+        ranks = [iter(stack.enter_context(loader)) for loader in loaders]
+        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]

@@ -102,12 +102,11 @@ class Reference:
             self.passes.append(Tape(self._pass(len(self.passes))))
         return self.passes[number]
 
-    def to_end(self, number: int) -> Counter[str]:
-        """Go to the end of a pass, which has one: what became of samples behind its last item."""
+    def to_end(self, number: int) -> None:
+        """Go to the end of a pass, which has one."""
         tape = self.tape(number)
         while tape.reaches(len(tape.made)):
             pass
-        return self.ends[number]
 
     def _pass(self, number: int) -> Iterator[Item | None]:
         made, before = 0, self._counts()

@@ -6,7 +6,7 @@ through them: one sample, one pack, one batch after the other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,17 +62,6 @@ class LaneRun:
                 return None
             self._made[lane].append(batch)
         return self._made[lane][number]
-
-    def is_over(self, position: int) -> bool:
-        number = position // self._lanes
-        return all(
-            self.at(at * self._lanes + lane) is None for lane in range(self._lanes) for at in (number, number + 1)
-        )
-
-    def left_over(self) -> Counter[str]:
-        for lane in self._coming:
-            deque(lane, maxlen=0)  # to its end, where it is known
-        return sum(self._counts, Counter())
 
     def _lane(self, lane: int) -> Iterator[Batch]:
         plan, told = self._dataset.plan, self._counts[lane]

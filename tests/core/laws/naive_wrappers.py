@@ -220,9 +220,11 @@ class Mixed(_Wrapper):
     def endless(self) -> bool:  # type: ignore[override]
         return any(one.endless for one in self.inner)
 
+    def pairs(self, config: WorkerConfig) -> list[tuple[SavableDataset, float]]:
+        return [(one.build(config), weight) for one, weight in zip(self.inner, self.weights, strict=True)]
+
     def build(self, config: WorkerConfig) -> SavableDataset:
-        pairs = [(one.build(config), weight) for one, weight in zip(self.inner, self.weights, strict=True)]
-        return BlendDataset(*pairs, worker_config=config)
+        return BlendDataset(*self.pairs(config), worker_config=config)
 
     def items(self, number: int, world: int) -> Iterator[Item]:
         coming = [one.items(number, world) for one in self.inner]
@@ -282,18 +284,13 @@ def _joined(contents: list[Any], name: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class MixedBatches(_Wrapper):
+class MixedBatches(Mixed):
     """A batch of items of several, mixed by weight."""
 
-    weights: tuple[float, ...]
     size: int
 
-    @property
-    def endless(self) -> bool:  # type: ignore[override]
-        return any(one.endless for one in self.inner)
-
     def build(self, config: WorkerConfig) -> SavableDataset:
-        pairs = [(one.build(config), weight) for one, weight in zip(self.inner, self.weights, strict=True)]
+        pairs = self.pairs(config)
         return MixBatchDataset(*pairs, batch_size=self.size, batch_mix_fn=Batched.join, worker_config=config)
 
     def items(self, number: int, world: int) -> Iterator[Item]:

@@ -31,6 +31,7 @@ from tests.core.laws.naive_wrappers import (
     Window,
 )
 from tests.core.laws.sources import Source, random_source
+from tests.core.laws.token_data import DOCUMENTS
 from tests.testing import ALONE
 
 #: How batches are made: of a number of samples (with hooks, or with none at all), by measured tokens, by the tokens of
@@ -39,18 +40,8 @@ KINDS = ("fixed", "fixed", "fixed", "default", "tokens", "encoded", "hooks", "ho
 #: Those whose items have numbers.
 NUMBERED = ("fixed", "default")
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
-STRATEGIES: tuple[dict[str, Any], ...] = (
-    {"strategy": "best_fit", "capacity": 100, "open_bins": 3},
-    {"strategy": "best_fit", "capacity": 4000, "unit": "cost", "alpha": 50, "oversize": "own_batch"},
-    {"strategy": "bfd", "capacity": 100},
-    {"strategy": "bfd", "capacity": 50, "oversize": "split"},
-    {"strategy": "sorted_window", "capacity": 100, "batches": 4},
-    {"strategy": "concat_split", "tokens": 64},
-    {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
-    {"strategy": "fixed", "batch_size": 3},
-    {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
-    {"strategy": "length_difference", "batch_size": 4, "max_difference": 5},
-)
+_COST: dict[str, Any] = {"strategy": "best_fit", "capacity": 4000, "unit": "cost", "alpha": 50, "oversize": "own_batch"}
+STRATEGIES = (DOCUMENTS[0], _COST, *DOCUMENTS[1:])
 
 
 class Wrong(AssertionError):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,13 @@ from energon_lite import TextSample
 from energon_lite.extras.energon import build_filter_index
 from energon_lite.storage.index.columns import write_column
 from tests.core.laws.token_data import length_of
+from tests.testing import TEXT_YAML, metadataset, write_dataset
 
 #: Data sets by their tags, and how many samples they have. Those of "x" are crude ones.
 SIZES = {"a": 3, "b": 5, "c": 8, "d": 13, "e": 21, "f": 34, "x": 13}
 #: The data set that is joined to "e": every second key of it.
 PARTNER = "p"
-_TYPED = {"sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"}, "field_map": {"text": "txt"}}
-_TEXT = {"__module__": "megatron.energon", "__class__": "StandardWebdatasetFactory", **_TYPED}
-_CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+_CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def images_of(index: int) -> int:
@@ -56,33 +53,19 @@ def write_data(root: Path) -> Path:
     """Write all data sets below a folder."""
     for tag, size in SIZES.items():
         names = [key(tag, number) for number in range(size)]
-        _write(root / tag, [(name, name) for name in names], _CRUDE if tag == "x" else _TEXT)
+        _write(root / tag, [(name, name) for name in names], _CRUDE if tag == "x" else TEXT_YAML)
         for name, values in columns(size).items():
             write_column(root / tag, name, values)
         build_filter_index(root / tag, "some", np.flatnonzero(np.arange(size) % 3 != 1))
-    _write(root / PARTNER, [(key("e", index), f"p{index}") for index in range(0, SIZES["e"], 2)], _TEXT)
-    _write(root / "notes", [(key("x", index), f"note {index}") for index in range(SIZES["x"])], _TEXT)
+    _write(root / PARTNER, [(key("e", index), f"p{index}") for index in range(0, SIZES["e"], 2)])
+    _write(root / "notes", [(key("x", index), f"note {index}") for index in range(SIZES["x"])])
     return root
 
 
-def _write(folder: Path, samples: Sequence[tuple[str, str]], document: dict[str, Any]) -> None:
+def _write(folder: Path, samples: Sequence[tuple[str, str]], document: str = TEXT_YAML) -> None:
     """A prepared folder of two shards, the first one larger."""
-    (folder / ".nv-meta").mkdir(parents=True)
-    cut, counts = -(-2 * len(samples) // 3), {}
-    for name, part in (("0.tar", samples[:cut]), ("1.tar", samples[cut:])):
-        counts[name] = len(part)
-        with tarfile.open(folder / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for sample, text in part:
-                info = tarfile.TarInfo(f"{sample}.txt")
-                info.size = len(text)
-                tar.addfile(info, io.BytesIO(text.encode()))
-    documents = {
-        ".info.json": {"energon_version": "7.4.1", "shard_counts": counts},
-        "split.yaml": {"split_parts": {"train": list(counts), "val": list(counts)}, "exclude": []},
-        "dataset.yaml": document,
-    }
-    for name, content in documents.items():
-        (folder / ".nv-meta" / name).write_text(json.dumps(content))
+    cut, stored = -(-2 * len(samples) // 3), [(name, {"txt": text.encode()}) for name, text in samples]
+    write_dataset(folder, {"0.tar": stored[:cut], "1.tar": stored[cut:]}, dataset_yaml=document)
 
 
 @dataclass(frozen=True)
@@ -128,18 +111,14 @@ def random_source(random: Random, root: Path, *, columns: bool) -> Source:
         kind += f" {times}"
     if random.random() < 0.2 and count > 1:  # a blend in a file of its own
         inner = root / f"blend-{random.getrandbits(60)}.yaml"
-        inner.write_text(json.dumps(_document(split)))
+        inner.write_text(json.dumps(metadataset(split)))
         split, kind = {"path": str(inner)}, f"{kind} in a file"
     return Source(
-        _document(split),
+        metadataset(split),
         tuple(one.names for one in found),
         f"{kind} of {[one.what for one in found]}".replace(str(root), ""),
         ends=count == 1 or kind.startswith("blend_epochized"),
     )
-
-
-def _document(split: dict[str, Any]) -> dict[str, Any]:
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split, "val": split}}
 
 
 @dataclass(frozen=True)

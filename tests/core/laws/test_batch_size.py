@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TaskEncoder
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.extras.blends import rebase_state
-from tests.testing import ALONE, examples
+from tests.core.laws.conftest import Cluster
+from tests.core.laws.kinds import training
+from tests.testing import blend_of, examples, take, train_loader, val_loader
 
 sizes = st.sampled_from([None, 1, 2, 3, 4, 6, 8])
 topologies = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1]))
@@ -26,18 +28,14 @@ def keys_of(batches: list[Any]) -> list[str]:
     return [key for one in batches for key in ([one.__key__] if isinstance(one.__key__, str) else one.__key__)]
 
 
-def builder(path: Any, size: int | None, **more: Any) -> Callable[[WorkerConfig], Any]:
-    return lambda config: get_train_dataset(path, batch_size=size, worker_config=config, **more)
-
-
 def samples_of(path: Any, count: int = 120) -> list[str]:
     """The samples of a run, in order."""
-    loader = get_savable_loader(builder(path, 1)(ALONE))
-    return keys_of([batch for _, batch in zip(range(count), loader, strict=False)])
+    return keys_of(take(train_loader(path, batch_size=1), count))
 
 
-def run(cluster: Any, build: Any, topology: tuple[int, int], state: Any, steps: int) -> tuple[list[str], Any]:
-    with cluster(build, *topology, state) as ranks:
+def run(path: Any, size: int | None, topology: tuple[int, int], state: Any, steps: int) -> Any:
+    """The samples of so many steps in batches of a size, and the state behind them."""
+    with Cluster(training(path, batch_size=size), *topology, state) as ranks:
         found = keys_of(ranks.steps(steps))
         return found, json.loads(json.dumps(ranks.state()))
 
@@ -48,7 +46,6 @@ def run(cluster: Any, build: Any, topology: tuple[int, int], state: Any, steps: 
     staged=st.booleans(),
 )  # fmt: skip
 def test_the_stream_goes_on_or_the_place_is_named(
-    cluster: Any,
     leaf_of: Callable[..., Path],
     old: int | None,
     new: int | None,
@@ -59,15 +56,11 @@ def test_the_stream_goes_on_or_the_place_is_named(
     staged: bool,
 ) -> None:
     weights = [{"linear": {0: 1, 40: 3}}, {"linear": {0: 3, 40: 1}}] if staged else [2, 1]
-    leaves = [
-        {"path": str(leaf_of(13, "a")), "weight": weights[0]},
-        {"path": str(leaf_of(50, "b")), "weight": weights[1]},
-    ]
-    path = {"splits": {"train": {"blend": leaves}}}
+    path = blend_of([(leaf_of(13, "a"), weights[0]), (leaf_of(50, "b"), weights[1])])
     whole = samples_of(path, 500)
-    found, state = run(cluster, builder(path, old), before, None, cut)
+    found, state = run(path, old, before, None, cut)
     try:
-        more, _ = run(cluster, builder(path, new), after, state, steps)
+        more, _ = run(path, new, after, state, steps)
     except StateMismatchError as error:
         named = re.search(r"to micro-batch ([\d,]+) \(steps: (\d+) on (\d+) rank", error.fix or "")
         assert named and (len(found) % (new or 1))
@@ -77,47 +70,24 @@ def test_the_stream_goes_on_or_the_place_is_named(
             < following
             == state["position"] + (way * ranks if ranks == 1 else following - state["position"])
         )
-        rest, state = run(cluster, builder(path, old), (ranks, 0), state, way)
+        rest, state = run(path, old, (ranks, 0), state, way)
         assert state["position"] >= following
         found += rest
         assert len(found) % (new or 1) == 0  # and the named place is one
-        more, _ = run(cluster, builder(path, new), after, state, steps)
+        more, _ = run(path, new, after, state, steps)
     assert found + more == whole[: len(found) + len(more)]
     assert len(more) == steps * after[0] * (new or 1)
 
 
-@pytest.mark.parametrize(("old", "new"), [((4, 1), (1, 4)), ((1, 4), (2, 2)), ((2, 4), (8, 1)), ((2, 2), (1, 1))])
-def test_global_batches_keep_their_samples(
-    cluster: Any, leaf_of: Callable[..., Path], old: tuple[int, int], new: tuple[int, int]
-) -> None:
-    """Whatever the micro-batches, ranks and steps are of which a global batch of 8 is made."""
-    leaf, length = leaf_of(50), 8
-
-    def global_batches(one: tuple[int, int], state: Any, count: int) -> tuple[list[set[str]], Any]:
-        size, world = one
-        keys, state = run(cluster, builder(leaf, size), (world, 0), state, count * length // (size * world))
-        return [set(keys[first : first + length]) for first in range(0, len(keys), length)], state
-
-    expected, _ = global_batches((8, 1), None, 6)
-    first, state = global_batches(old, None, 3)
-    then, _ = global_batches(new, state, 3)
-    assert first + then == expected
-
-
 def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
-    whole = [f"a{number}" for number in range(10)]
-
     def loader(size: int | None, state: Any = None, **more: Any) -> Any:
-        made = get_savable_loader(get_val_dataset(leaf_of(10), batch_size=size, worker_config=ALONE, **more))
-        made.restore_state_rank(state)
-        return made
+        return val_loader(leaf_of(10), batch_size=size, **more).with_restored_state_rank(state)
 
     every = keys_of(list(loader(None)))
-    assert len(every) == len(whole)
+    assert len(every) == 10
     for cut in range(6):
         first = loader(2)
-        begun = iter(first)
-        found = keys_of([next(begun) for _ in range(cut)])
+        found = keys_of(take(first, cut))
         state = first.save_state_rank()
         if cut in (0, 3):
             assert found + keys_of(list(loader(3, state))) == every
@@ -126,30 +96,18 @@ def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
         else:
             with pytest.raises(StateMismatchError, match="no batch of 3 begins"):
                 loader(3, state)
-    begun = iter(limited := loader(2, limit=4))
-    next(begun)
+    limited = loader(2, limit=4)
+    take(limited, 1)
     with pytest.raises(StateMismatchError, match="limit of batches"):
         loader(1, limited.save_state_rank(), limit=8)
 
 
-def test_other_differences_are_all_told(leaf_of: Callable[..., Path]) -> None:
-    one = get_savable_loader(builder(leaf_of(50), 2)(ALONE))
-    next(iter(one))
-    other = get_savable_loader(builder(leaf_of(50), 4)(WorkerConfig(rank=0, world_size=1, seed_offset=3)))
-    with pytest.raises(StateMismatchError, match=r"(?s)batch_size: 2 in the state, 4 here.*seed: 0 in the state, 3"):
-        other.restore_state_rank(one.save_state_rank())
-
-
 def test_a_loop_of_a_virtual_epoch_keeps_its_end(leaf_of: Callable[..., Path]) -> None:
-    def loader(size: int, loop: int, world: int = 1) -> Any:
-        config = WorkerConfig(rank=0, world_size=world)
-        return get_savable_loader(builder(leaf_of(50), size, virtual_epoch_length=loop)(config))
-
-    one = loader(2, 6)
+    one, other = (
+        train_loader(leaf_of(50), batch_size=size, virtual_epoch_length=loop) for size, loop in ((2, 6), (4, 3))
+    )
     list(one)
-    begun = iter(one)
-    next(begun), next(begun)
-    other = loader(4, 3)
+    take(one, 2)
     other.restore_state_rank(one.save_state_rank())
     assert len(list(other)) == 2  # four samples of the loop's twelve were delivered
 
@@ -170,19 +128,15 @@ class Pairs(TaskEncoder):
 @settings(max_examples=examples(15))
 @given(old=st.integers(1, 6), new=st.integers(1, 6), cut=st.integers(0, 9))
 def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], old: int, new: int, cut: int) -> None:
-    before, after = (builder(leaf_of(50), size)(ALONE) for size in (old, new))
-    loader = get_savable_loader(before)
-    batches = iter(loader)
-    for _ in range(cut):
-        next(batches)
-    state = loader.save_state_rank()
+    loader, again = (train_loader(leaf_of(50), batch_size=size) for size in (old, new))
+    take(loader, cut)
+    state, before, after = loader.save_state_rank(), loader.dataset, again.dataset
     if cut * old % new and old != new:
         with pytest.raises(StateMismatchError, match="no batch of"):
             rebase_state(state, before, after)
     moved, report = rebase_state(state, before, after, give_up=True)
     assert report.given_up == (-cut * old % new if old != new else 0)
     assert report.batch_size == (None if old == new else (old, new))
-    again = get_savable_loader(after)
     again.restore_state_rank(moved)
     if old != new:
         whole = samples_of(leaf_of(50))
@@ -192,22 +146,17 @@ def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], o
 
 
 def test_batches_that_hooks_make_are_rebased_behind_their_chunks(leaf_of: Callable[..., Path]) -> None:
-    def build(size: int) -> Any:
-        more = {"packing_buffer_size": 4, "chunk_size": 8, "task_encoder": Pairs(), "lanes": 2}
-        return builder(leaf_of(50), size, **more)(ALONE)
-
-    loader = get_savable_loader(build(1))
-    batches = iter(loader)
-    shown = [key for _ in range(9) for key in next(batches)]
-    state = loader.save_state_rank()
-    other = get_savable_loader(build(2))
+    more = {"packing_buffer_size": 4, "chunk_size": 8, "task_encoder": Pairs(), "lanes": 2}
+    loader, other = (train_loader(leaf_of(50), batch_size=size, **more) for size in (1, 2))
+    shown = [key for batch in take(loader, 9) for key in batch]
+    state, before, after = loader.save_state_rank(), loader.dataset, other.dataset
     with pytest.raises(StateMismatchError, match="batch_size: 1 in the state, 2 here"):
         other.restore_state_rank(state)
     with pytest.raises(UsageError, match="were not delivered yet"):
-        rebase_state(state, build(1), build(2))
-    moved, report = rebase_state(state, build(1), build(2), give_up=True)
+        rebase_state(state, before, after)
+    moved, report = rebase_state(state, before, after, give_up=True)
     assert report.first % 8 == 0 and report.first - report.given_up <= len(shown)
     other.restore_state_rank(moved)
-    rest = [key for _, batch in zip(range(3), other, strict=False) for key in batch]
+    rest = [key for batch in take(other, 3) for key in batch]
     whole = samples_of(leaf_of(50))
     assert set(rest) <= set(whole[report.first : report.first + 16])

@@ -25,12 +25,14 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching import chain_digest, set_digest
+from energon_lite.extras.energon import BatchDataset
 from energon_lite.extras.inspect.audit import PlannedSteps, check_steps
 from energon_lite.extras.inspect.audited_run import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training
-from tests.core.laws.token_data import Tokens, alone
-from tests.testing import ALONE, examples
+from tests.core.laws.token_data import Tokens
+from tests.testing import ALONE, examples, train_loader
 
 blends = st.lists(st.tuples(st.sampled_from([3, 7, 50]), st.sampled_from([0.3, 1.0])), min_size=1, max_size=3)
 
@@ -38,7 +40,8 @@ blends = st.lists(st.tuples(st.sampled_from([3, 7, 50]), st.sampled_from([0.3, 1
 class Addressed(TaskEncoder):
     """Batches that say which samples they are made of; one sample of so many is skipped."""
 
-    skips = 0
+    def __init__(self, skips: int = 0):
+        self.skips = skips
 
     @stateless
     def encode_sample(self, sample: Any) -> dict[str, Any]:
@@ -59,13 +62,10 @@ def digests_of(ranks: Any, steps: int) -> list[int]:
 @settings(max_examples=examples(15))
 @given(blend=blends, batch_size=st.integers(1, 5), skips=st.sampled_from([0, 0, 3]), workers=st.sampled_from([0, 0, 2]))
 def test_it_is_that_of_the_samples_in_the_batch(
-    cluster: Any, write_blend: Callable[..., Any], blend: Any, batch_size: int, skips: int, workers: int
+    write_blend: Callable[..., Any], blend: Any, batch_size: int, skips: int, workers: int
 ) -> None:
-    encoder = Addressed()
-    encoder.skips = skips
-    metadataset = write_blend(blend)
-    build = training(metadataset, batch_size=batch_size, task_encoder=encoder)
-    with cluster(build, 2, workers) as ranks:
+    build = training(write_blend(blend), batch_size=batch_size, task_encoder=Addressed(skips))
+    with Cluster(build, 2, workers) as ranks:
         leaves = ranks.loaders[0].dataset.leaves
         where = {
             leaf.source.key(index): (n, index) for n, leaf in enumerate(leaves) for index in range(len(leaf.source))
@@ -83,15 +83,13 @@ def test_it_is_that_of_the_samples_in_the_batch(
 
 @pytest.mark.usefixtures("known_lengths")
 @pytest.mark.parametrize("step", [None, 12])
-def test_planned_tokens_have_equal_digests_on_any_ranks(
-    cluster: Any, write_blend: Callable[..., Any], step: int | None
-) -> None:
-    metadataset = write_blend([(50, 1.0), (120, 0.3)])
-    strategy = BestFit(Capacity(50), oversize="split")
-    build = training(metadataset, batching=strategy, chunk_size=60, micro_batches_per_step=step, task_encoder=Tokens())
+def test_planned_tokens_have_equal_digests_on_any_ranks(write_blend: Callable[..., Any], step: int | None) -> None:
+    arguments: Any = {"batching": BestFit(Capacity(50), oversize="split"), "chunk_size": 60}
+    arguments |= {"micro_batches_per_step": step, "task_encoder": Tokens()}
+    build = training(write_blend([(50, 1.0), (120, 0.3)]), **arguments)
     sums = []
     for world in (1, 2, 3, 4):
-        with cluster(build, world, 0) as ranks:
+        with Cluster(build, world, 0) as ranks:
             every = digests_of(ranks, 48 // world)
             sums.append([sum(every[first : first + 12]) & MASK64 for first in range(0, 48, 12)])
             planned = PlannedSteps(ranks.loaders[0].dataset)
@@ -146,13 +144,14 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
         arguments |= {"micro_batches_per_step": 12} if way == "even steps" else {}
     if way == "small epochs":
         metadataset, arguments["batching"] = write_blend([(7, 1.0)]), Fixed(3, sort=True)
-    planned = PlannedSteps(get_train_dataset(metadataset, worker_config=alone(), **arguments))
+    planned = PlannedSteps(get_train_dataset(metadataset, worker_config=ALONE, **arguments))
     draw, count, digest = random.Random(7), 12, lru_cache(None)(set_digest)  # most batches have no fault
     good = [[list(batch) for batch in planned.addresses(0, count * n, count * n + count)] for n in range(12)]
     digests = [planned.digest(RecordedStep(n, 0, count * n, count * n + count, 0)) for n in range(12)]
     chain = 0
     for one in digests:
         chain = chain_digest(chain, one)
+    true = [RecordedStep(n, 0, count * n, count * n + count, digests[n]) for n in range(12)]
     for turn in range(2500):
         kind, world = KINDS[turn % 4], draw.choice([1, 2, 3, 4, 6, 12])
         steps = [[list(batch) for batch in step] for step in good]
@@ -167,7 +166,6 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
         assert again != chain
         if turn < 40:  # and which sample it was
             recorded = [RecordedStep(n, 0, count * n, count * n + count, found[n]) for n in range(12)]
-            true = [RecordedStep(n, 0, count * n, count * n + count, digests[n]) for n in range(12)]
             faults = list(check_steps(planned, recorded))
             assert tuple(fault.recorded.step for fault in faults) == changed
             difference = first_difference(recorded, true)
@@ -178,8 +176,7 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
 
 
 def test_steps_of_different_numbers_of_micro_batches_are_compared(leaf_of: Callable[[int, str], Path]) -> None:
-    dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=alone())
-    planned = PlannedSteps(dataset)
+    planned = PlannedSteps(train_loader(leaf_of(50, "a"), batch_size=2).dataset)
 
     def run(share: int, steps: int) -> list[RecordedStep]:
         edges = [RecordedStep(n, 0, n * share, n * share + share, 0) for n in range(steps)]
@@ -194,30 +191,22 @@ def test_steps_of_different_numbers_of_micro_batches_are_compared(leaf_of: Calla
 
 
 def test_a_failed_sample_is_told_from_a_fault(leaf_of: Callable[[int, str], Path]) -> None:
-    encoder = Addressed()
-    encoder.skips = 5
-    dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=ALONE)
-    recorded = []
-    with get_savable_loader(dataset) as loader:
-        for number, _ in zip(range(25), loader, strict=False):
-            recorded.append(RecordedStep(number, 0, number, number + 1, loader.digest))
+    with train_loader(leaf_of(50, "a"), batch_size=2, task_encoder=Addressed(5)) as loader:
+        recorded = [RecordedStep(n, 0, n, n + 1, loader.digest) for n, _ in zip(range(25), loader, strict=False)]
         lost = loader.stats()["skipped"]
-    faults = list(check_steps(PlannedSteps(dataset), recorded))
+    faults = list(check_steps(PlannedSteps(loader.dataset), recorded))
     assert lost and faults
     one_each = [fault for fault in faults if fault.lost is not None]
     assert one_each and all(fault.failed for fault in one_each)
-    assert all(hash_of(dataset.leaves[0].source.key(fault.lost[1])) % 5 == 0 for fault in one_each if fault.lost)
+    source = loader.dataset.leaves[0].source
+    assert all(hash_of(source.key(fault.lost[1])) % 5 == 0 for fault in one_each if fault.lost)
 
 
 def test_wrapped_data_sets_add_up_those_inside(leaf_of: Callable[[int, str], Path]) -> None:
-    from energon_lite.extras.energon import BatchDataset
-
-    inside = get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=ALONE)
-    with get_savable_loader(inside) as loader:
-        single = [loader.digest for _, _ in zip(range(6), loader, strict=False)]
-    wrapped = BatchDataset(inside, 3, batcher=lambda items: items, worker_config=ALONE)
-    with get_savable_loader(wrapped) as loader:
-        pairs = [loader.digest for _, _ in zip(range(2), loader, strict=False)]
+    loader = train_loader(leaf_of(50, "a"), batch_size=2)
+    single = [loader.digest for _ in zip(range(6), loader, strict=False)]
+    wrapped = get_savable_loader(BatchDataset(loader.dataset, 3, batcher=lambda items: items, worker_config=ALONE))
+    pairs = [wrapped.digest for _ in zip(range(2), wrapped, strict=False)]
     assert pairs == [sum(single[:3]) & MASK64, sum(single[3:]) & MASK64]
 
 

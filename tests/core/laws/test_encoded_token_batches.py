@@ -11,21 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    SkipSample,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, get_train_dataset, stateless
 from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from tests.core.laws import token_data
 from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, length_of, tokens_of
-from tests.testing import ALONE, alone, examples
+from tests.testing import ALONE, examples, metadataset, take, train_loader, val_loader
 
 
 def sequence(sample: Any, part: int = 0) -> TokenSequence:
@@ -61,17 +52,14 @@ class Parts(Tokens):
                 yield sequence(sample, 1)
 
 
-def dataset_of(path: Any, config: WorkerConfig | None = None, **more: Any) -> Any:
+def loader_of(path: Any, **more: Any) -> Any:
     arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20, "task_encoder": Tokens()}
-    config = config or ALONE
-    return get_train_dataset(path, batch_size=None, length_column=None, worker_config=config, **(arguments | more))
+    return train_loader(path, batch_size=None, length_column=None, **(arguments | more))
 
 
 def own_tokens(path: Any, encoder: Tokens, strategy: dict[str, Any] | BestFit, **more: Any) -> tuple[list[Any], Any]:
     """The batches of one pass, and what the loader counted."""
-    loader = get_savable_loader(
-        dataset_of(path, batching=strategy, task_encoder=encoder, repeat=False, chunk_remainder=None, **more)
-    )
+    loader = loader_of(path, batching=strategy, task_encoder=encoder, repeat=False, chunk_remainder=None, **more)
     return list(loader), loader.stats()
 
 
@@ -143,7 +131,6 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
         def batch_group_criterion(self, sample: Any) -> tuple[str, int]:
             return "a", 2
 
-    path = leaf_of(7)
     for arguments, words in (
         ({"chunk_remainder": "keep"}, "chunk_remainder='keep' has no effect with batching"),
         ({"task_encoder": Groups()}, "Groups.batch_group_criterion together with batching"),
@@ -151,25 +138,18 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
         ({"batching": None, "length_field": "tokens"}, "length_field='tokens' has no effect without batching"),
         ({"chunk_size": 0}, "chunk_size is 0"),
     ):
+        given: Any = {"batching": BestFit(Capacity(99)), "length_column": None} | arguments
         with pytest.raises(UsageError, match=words):
-            get_train_dataset(
-                path,
-                worker_config=ALONE,
-                **({"batching": BestFit(Capacity(99)), "batch_size": None, "length_column": None} | arguments),
-            )
+            get_train_dataset(leaf_of(7), worker_config=ALONE, **given)
 
 
 def test_states_of_other_settings_are_refused(leaf_of: Callable[..., Any]) -> None:
-    path = leaf_of(50)
-    state = get_savable_loader(dataset_of(path)).save_state_rank()
-    others: list[tuple[str, dict[str, Any]]] = [
-        ("plan_chunk", {"chunk_size": 21}),
-        ("length_field", {"length_field": "tokens"}),
-    ]
+    loader = loader_of(leaf_of(50))
+    others: list[tuple[str, Any]] = [("plan_chunk", {"chunk_size": 21}), ("length_field", {"length_field": "tokens"})]
     for name, other in [*others, ("batching", {"batching": BestFit(Capacity(99))})]:
         with pytest.raises(StateMismatchError, match=name):
-            get_savable_loader(dataset_of(path, **other)).restore_state_rank(state)
-    assert "batches by best_fit (capacity 100" in str(dataset_of(path))
+            loader_of(leaf_of(50), **other).restore_state_rank(loader.save_state_rank())
+    assert "batches by best_fit (capacity 100" in str(loader.dataset)
 
 
 def test_what_cannot_be_cut_is_counted_once_however_often_the_run_is_interrupted(leaf_of: Callable[..., Any]) -> None:
@@ -180,25 +160,20 @@ def test_what_cannot_be_cut_is_counted_once_however_often_the_run_is_interrupted
             made.media = {"image": torch.zeros(1)} if len(made.tokens) % 3 == 0 else None
             return made
 
-    strategy = {"strategy": "bfd", "capacity": 50, "oversize": "split"}
-    path = leaf_of(50)
-
     def loader() -> Any:
-        return get_savable_loader(dataset_of(path, batching=strategy, task_encoder=Media()))
+        strategy = {"strategy": "bfd", "capacity": 50, "oversize": "split"}
+        return loader_of(leaf_of(50), batching=strategy, task_encoder=Media())
 
-    whole = loader()
-    steps = [batch.num_tokens for _, batch in zip(range(60), whole, strict=False)]
-    failed = samples = 0
+    whole, counted = loader(), Counter[str]()
+    steps = [batch.num_tokens for batch in take(whole, 60)]
     state, seen = None, []
     for _ in range(20):
-        part = loader()
-        part.restore_state_rank(state)
-        seen += [batch.num_tokens for _, batch in zip(range(3), part, strict=False)]
+        part = loader().with_restored_state_rank(state)
+        seen += [batch.num_tokens for batch in take(part, 3)]
         state = part.save_state_rank()
-        stats = part.stats()
-        failed, samples = failed + stats["failed"], samples + stats["samples"]
+        counted.update({kind: part.stats()[kind] for kind in ("failed", "samples")})
     assert seen == steps
-    assert (failed, samples) == (whole.stats()["failed"], whole.stats()["samples"]) and failed > 0
+    assert counted == {kind: whole.stats()[kind] for kind in counted} and counted["failed"] > 0
 
 
 class Measures(Tokens):
@@ -218,13 +193,9 @@ class Measures(Tokens):
 @pytest.mark.parametrize("cut", [0, 1, 5])
 def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, workers: int, cut: int) -> None:
     arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "chunk_size": 20, "length_column": None}
-    arguments |= {"batch_size": None, "task_encoder": Measures(), "worker_config": alone(workers)}
-
-    def loader() -> Any:
-        return get_savable_loader(get_val_dataset(leaf_of(50), **arguments))
-
-    with loader() as first, loader() as second:
-        batches = [batch for _, batch in zip(range(cut), first, strict=False)]
+    first, second = (val_loader(leaf_of(50), workers, task_encoder=Measures(), **arguments) for _ in range(2))
+    with first, second:
+        batches = take(first, cut)
         second.restore_state_rank(first.save_state_rank())
         batches += list(second)
         stats = [one.stats() for one in (first, second)]
@@ -233,7 +204,61 @@ def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, wo
     counts = {kind: sum(one[kind] for one in stats) for kind in ("samples", "skipped", "failed")}
     assert counts == {"samples": 30, "skipped": 10, "failed": 10}
     reasons = {(one["dataset"], one["stage"], one["reason"]) for both in stats for one in both["reasons"]}
-    assert reasons == {
-        ("a-50[val]", "sample_length", "nobody knows"),
-        ("a-50[val]", "sample_length", "KeyError: 'length'"),
-    }
+    assert reasons == {("a-50[val]", "sample_length", reason) for reason in ("nobody knows", "KeyError: 'length'")}
+
+
+KEEPING = [
+    {"strategy": "best_fit", "capacity": 100},
+    {"strategy": "bfd", "capacity": 100},
+    {"strategy": "sorted_window", "capacity": 100},
+    {"strategy": "capacity", "capacity": 100},
+    {"strategy": "fixed", "batch_size": 4, "sort": True},
+]
+
+
+class Shown(TaskEncoder):
+    """Of each sample, its address."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"__key__": sample.__key__, "address": sample.__restore_key__[1:4]}
+
+    def sample_length(self, encoded: Any) -> int:
+        return int(encoded["address"][1]) * 37 % 60 + 1
+
+    @stateless
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        return {"shown": [sample["address"] for sample in samples]}
+
+
+@pytest.mark.parametrize("strategy", KEEPING, ids=lambda strategy: strategy["strategy"])
+def test_one_small_data_set(leaf_of: Callable[..., Any], strategy: dict[str, Any]) -> None:
+    # A chunk has whole epochs; those of several lanes take turns.
+    arguments: dict[str, Any] = {"batching": strategy, "length_column": None, "lanes": 1}
+    with train_loader(leaf_of(50), task_encoder=Shown(), **arguments) as loader:
+        batches = [[tuple(address) for address in batch["shown"]] for batch in take(loader, 200)]
+    first, epochs = 0, max(epoch for batch in batches for *_, epoch in batch)
+    assert epochs >= 3
+    for number, batch in enumerate(batches):
+        assert len({epoch for *_, epoch in batch}) == 1, "epochs are mixed"
+        if batch[0][2] != batches[first][0][2]:
+            seen = [address for one in batches[first:number] for address in one]
+            assert sorted(seen) == [(0, index, batches[first][0][2]) for index in range(50)]
+            first = number
+
+
+@pytest.mark.usefixtures("known_lengths")
+@pytest.mark.parametrize("strategy", KEEPING, ids=lambda strategy: strategy["strategy"])
+@pytest.mark.parametrize("repeat", [True, False])
+def test_repetitions(leaf_of: Callable[..., Any], strategy: dict[str, Any], repeat: bool) -> None:
+    """Ten samples that come four times an epoch, among fifty that come once: together the whole of each epoch."""
+    leaves = [{"path": str(leaf_of(50)), "repetitions": 1}, {"path": str(leaf_of(10, "b")), "repetitions": 4}]
+    path = metadataset({"blend_epochized": leaves})
+    with train_loader(path, task_encoder=Shown(), batching=strategy, repeat=repeat) as loader:
+        batches = [[tuple(address) for address in batch["shown"]] for batch in take(loader, 120)]
+    samples = [address for batch in batches for address in batch][:90]
+    assert sorted(samples) == [(0, index, 0) for index in range(50)] + [
+        (1, index, epoch) for index in range(10) for epoch in range(4)
+    ]
+    for batch in batches:
+        assert len({address[:2] for address in batch}) == len(batch)

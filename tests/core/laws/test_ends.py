@@ -4,6 +4,8 @@ those on which the pass began."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
-from energon_lite.extras.energon import BatchDataset, MapDataset
-from tests.testing import examples
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
+from energon_lite.errors import StateError, TopologyError
+from energon_lite.extras.energon import BatchDataset, LimitDataset, MapDataset, RepeatDataset
+from tests.core.laws.content_encoders import Content
+from tests.core.laws.kinds import validation
+from tests.core.laws.oracle import on_ranks
+from tests.testing import examples, val_loader
 
 
 class Names(TaskEncoder):
@@ -46,9 +52,7 @@ chains = st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3)), m
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
-def _steps(
-    on_ranks: Callable[..., Any], leaf: Any, kind: str, chain: list[tuple[int, int]], **arguments: Any
-) -> list[list[list[str]]]:
+def _steps(leaf: Any, kind: str, chain: list[tuple[int, int]], **arguments: Any) -> list[list[list[str]]]:
     """The names in each rank's batch, step by step: so many steps on each number of ranks, and then to the end of the
     pass on the last one."""
     steps: list[list[list[str]]] = []
@@ -57,18 +61,16 @@ def _steps(
         most = 1000 if number + 1 == len(chain) else count
 
         def work(rank: int, world: int = world, most: int = most, states: Any = states) -> Any:
-            config = WorkerConfig(rank=rank, world_size=world)
-            loader = get_savable_loader(get_val_dataset(leaf, worker_config=config, **KINDS[kind], **arguments))
+            loader = val_loader(leaf, rank=rank, world_size=world, **KINDS[kind], **arguments)
             if states is not None:
                 loader.restore_state_global(states)
             batches = [batch["__key__"] for _, batch in zip(range(most), loader, strict=False)]
             return batches, loader.save_state_rank()
 
-        results = on_ranks(world, work)
-        states = [state for _, state in results]
+        per_rank, states = zip(*on_ranks(world, work), strict=True)
         if states[0]["pass_number"]:
             break  # the pass was over before
-        steps += [list(step) for step in zip(*[batches for batches, _ in results], strict=True)]
+        steps += map(list, zip(*per_rank, strict=True))
     return steps
 
 
@@ -76,30 +78,26 @@ def _steps(
 @settings(max_examples=examples(20))
 @given(chain=chains, limit=st.sampled_from([1, 4, 5, 6, 7, 8, 9, 100]))
 def test_a_limit_is_the_same_on_the_ranks_that_go_on(
-    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
+    leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
 ) -> None:
-    whole = _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)])
-    assert _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)], limit=limit) == whole[:limit]
+    whole = _steps(leaf_of(120, "a"), kind, [(chain[0][0], 1000)])
+    assert _steps(leaf_of(120, "a"), kind, [(chain[0][0], 1000)], limit=limit) == whole[:limit]
     expected = [batch for step in whole[:limit] for batch in step if batch]
-    parts = _steps(on_ranks, leaf_of(120, "a"), kind, chain, limit=limit)
+    parts = _steps(leaf_of(120, "a"), kind, chain, limit=limit)
     assert [batch for step in parts for batch in step if batch] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(20))
 @given(chain=chains, size=st.sampled_from([30, 31, 37, 48, 59, 60]))
-def test_with_drop_last_each_step_is_full(
-    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int
-) -> None:
-    steps = _steps(on_ranks, leaf_of(size, "a"), kind, chain, batch_drop_last=True)
+def test_with_drop_last_each_step_is_full(leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int) -> None:
+    steps = _steps(leaf_of(size, "a"), kind, chain, batch_drop_last=True)
     assert steps and all(step and all(step) for step in steps)
     names = [name for step in steps for batch in step for name in batch]
     assert len(set(names)) == len(names) and (kind == "hooks" or len(names) >= size - 24)
 
 
-def test_the_first_two_samples_need_not_go_together(
-    on_ranks: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_two_samples_need_not_go_together(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that has none left gets a batch without samples, whatever the first ones do to the batch hook."""
 
     class Picky(Names):
@@ -109,7 +107,7 @@ def test_the_first_two_samples_need_not_go_together(
             return super().batch(samples)
 
     monkeypatch.setitem(KINDS, "picky", {"batch_size": 2, "task_encoder": Picky()})
-    steps = _steps(on_ranks, leaf_of(10, "a"), "picky", [(4, 1000)])
+    steps = _steps(leaf_of(10, "a"), "picky", [(4, 1000)])
     assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
 
 
@@ -122,12 +120,8 @@ class Rows(TaskEncoder):
 
 def _rows(leaf: Any, wrapped: Callable[[Any], Any]) -> list[list[int]]:
     """Rows of the tensors that each of two ranks gets of five samples in batches of two."""
-    found = []
-    for rank in range(2):
-        config = WorkerConfig(rank=rank, world_size=2)
-        inner = get_val_dataset(leaf, worker_config=config, batch_size=2, task_encoder=Rows())
-        found.append([len(tensor) for tensor in get_savable_loader(wrapped(inner))])
-    return found
+    inner = [val_loader(leaf, rank=n, world_size=2, batch_size=2, task_encoder=Rows()).dataset for n in range(2)]
+    return [[len(tensor) for tensor in get_savable_loader(wrapped(one))] for one in inner]
 
 
 def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: Any) -> None:
@@ -145,3 +139,34 @@ def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: A
 
 def test_a_function_is_given_the_batch_without_samples_too(leaf_of: Any) -> None:
     assert _rows(leaf_of(5, "a"), lambda inner: MapDataset(inner, lambda batch: batch["x"])) == [[2, 1], [2, 0]]
+
+
+def test_repetitions_go_on_on_other_ranks_and_limits_where_they_can_be_divided(leaf_of: Any) -> None:
+    inside = validation(leaf_of(30, "a"), chunk_size=5, lanes=6, **Content(groups=2).arguments())
+
+    def items(world: int, steps: int, wrapped: Callable[[Any], Any], states: Any = None) -> tuple[list[Any], list[Any]]:
+        def work(rank: int) -> Any:
+            one = get_savable_loader(wrapped(inside(WorkerConfig(rank=rank, world_size=world))))
+            if states is not None:
+                one.restore_state_global(states)
+            return [item["__key__"] for item in islice(one, steps)], one.save_state_rank()
+
+        done = on_ranks(world, work)
+        return [key for step in zip(*(keys for keys, _ in done), strict=True) for key in step if key], [
+            state for _, state in done
+        ]
+
+    five, four = (partial(LimitDataset, length=length) for length in (5, 4))
+    alone, _ = items(1, 40, RepeatDataset)
+    for world, after in ((1, 3), (3, 2), (2, 6)):
+        before, states = items(world, 9, RepeatDataset)
+        behind, _ = items(after, 3, RepeatDataset, states)
+        assert before + behind == alone[: len(before) + len(behind)]
+    _, states = items(2, 2, five)
+    assert len(items(1, 99, five, states)[0]) == 6  # of 10 micro-batches, 4 were delivered
+    _, states = items(1, 1, four)
+    with pytest.raises(TopologyError, match="3 micro-batches are left of a limit that began on 1 ranks"):
+        items(2, 99, four, states)
+    for loops in (None, [], [1, 1], ["no"], [-1]):
+        with pytest.raises(StateError, match="the state is damaged: loops"):
+            items(1, 99, four, [{**states[0], "loops": loops}])

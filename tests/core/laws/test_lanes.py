@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,11 +19,10 @@ from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 from energon_lite.loading.makers.outcomes import Result
-
-# Test folders are no packages; the helper beside this file is imported by its plain name.
+from tests.core.laws.conftest import Cluster
 from tests.core.laws.content_encoders import Content
-from tests.core.laws.kinds import contents
-from tests.testing import ALONE, examples
+from tests.core.laws.kinds import contents, training
+from tests.testing import ALONE, examples, take, train_loader
 
 #: Positions of a chunk, in buffers of packing if there are any.
 chunk_sizes = st.integers(1, 12)
@@ -43,11 +45,10 @@ def _dataset(leaf: Any, content: Content, chunk: int, config: WorkerConfig, **ar
     workers=st.sampled_from([0, 0, 0, 2]),
 )
 def test_batches_of_an_endless_run_are_full(
-    cluster: Any, leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
+    leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
 ) -> None:
     size = None if chunk is None else chunk * (content.packing or 4)
-    arguments: dict[str, Any] = content.arguments() | {"chunk_size": size, "lanes": lanes}
-    with cluster(lambda config: get_train_dataset(leaf_of(50), worker_config=config, **arguments), 2, workers) as ranks:
+    with Cluster(training(leaf_of(50), chunk_size=size, lanes=lanes, **content.arguments()), 2, workers) as ranks:
         batches = ranks.steps(20 if lanes is None else 40)
     assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
 
@@ -55,39 +56,24 @@ def test_batches_of_an_endless_run_are_full(
 # -- what is encoded again ------------------------------------------------------------------------------------------
 
 
-class Counting:
-    """Counts how often a hook of an encoder is called."""
+def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: int, *names: str) -> Counter[str]:
+    """Calls of hooks for the next batch after ``cut`` batches and a restore."""
 
-    def __init__(self, encoder: Any, *names: str):
-        self.calls = dict.fromkeys(names, 0)
-        for name in names:
-            setattr(encoder, name, self._counted(name, getattr(encoder, name)))
+    def loader(encoder: Any) -> Any:
+        arguments = content.arguments() | {"task_encoder": encoder, "chunk_size": chunk_size, "lanes": 1}
+        return train_loader(leaf, **arguments)
 
-    def _counted(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(argument: Any) -> Any:
-            self.calls[name] += 1
-            return hook(argument)
+    def counted(name: str, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda argument: (calls.update([name]), hook(argument))[1]
 
-        return counted
-
-
-def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: int, *names: str) -> dict[str, int]:
-    """Calls for the next batch after ``cut`` batches and a restore."""
-
-    def loader(arguments: dict[str, Any]) -> Any:
-        chunks = {"chunk_size": chunk_size, "lanes": 1}
-        return get_savable_loader(get_train_dataset(leaf, worker_config=ALONE, **chunks, **arguments))
-
-    first = loader(content.arguments())
-    iterator = iter(first)
-    for _ in range(cut):
-        next(iterator)
-    arguments = content.arguments()
-    counting = Counting(arguments["task_encoder"], *names)
-    again = loader(arguments)
-    again.restore_state_rank(first.save_state_rank())
-    assert _plain([next(iter(again))]) == _plain([next(iterator)])
-    return counting.calls
+    calls, encoder = Counter[str](), content.encoder()
+    for name in names:
+        setattr(encoder, name, counted(name, getattr(encoder, name)))
+    first = loader(content.encoder())
+    take(first, cut)
+    again = loader(encoder).with_restored_state_rank(first.save_state_rank())
+    assert _plain([next(iter(again))]) == _plain([next(iter(first))])
+    return calls
 
 
 def test_generators_encode_only_what_was_not_delivered(leaf_of: Any) -> None:
@@ -108,7 +94,9 @@ def test_a_buffer_that_is_used_up_is_not_read_again(leaf_of: Any) -> None:
     content = Content(packing=60, batch_size=1, late=True)
     hooks = ("preencode_sample", "select_samples_to_pack")
     calls = [_calls_after_a_restore(leaf_of(500, "a"), content, 120, cut, *hooks) for cut in range(16, 32)]
-    assert calls == [dict.fromkeys(hooks, 1) | {"preencode_sample": 60}] * len(calls)  # also where the next one begins
+    assert calls == [{"select_samples_to_pack": 1, "preencode_sample": 60}] * len(
+        calls
+    )  # also where the next one begins
 
 
 def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
@@ -117,11 +105,9 @@ def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
     assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
 
 
-def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of: Any) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
-
-    with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+def test_each_lane_has_its_next_chunk_made_before_its_turn(leaf_of: Any) -> None:
+    build = partial(_dataset, leaf_of(500), Content(yields=True, batch_size=2), 4, lanes=6)
+    with Cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
         ranks.steps(6)
         streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()
         assert [len(stream.tickets) for stream in streams] == [1] * 6
@@ -149,8 +135,8 @@ def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
 
 
-def _saved(cluster: Any, leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
-    with cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
+def _saved(leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
+    with Cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
         ranks.steps(steps)
         return ranks.states()
 
@@ -159,8 +145,8 @@ def _loader(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
     return get_savable_loader(_dataset(leaf, PACKED_GROUPS, 2, WorkerConfig(rank=rank, world_size=world), **arguments))
 
 
-def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
-    states = _saved(cluster, leaf_of(50, "a"), 6, 4, lanes=6)
+def test_lanes_are_those_of_the_first_run(leaf_of: Any) -> None:
+    states = _saved(leaf_of(50, "a"), 6, 4, lanes=6)
     assert [state["lanes"] for state in states] == [6] * 6
     for world in (1, 2, 3, 6):
         _loader(leaf_of(50, "a"), world - 1, world).restore_state_global(states)
@@ -172,41 +158,33 @@ def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
         _loader(leaf_of(50, "a"), 0, 2, lanes=5)
 
 
-def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(cluster: Any, leaf_of: Any) -> None:
+def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(leaf_of: Any) -> None:
     leaf = leaf_of(50, "a")
     for world, others in {1: (2, 3, 4, 8, 24), 3: (1, 2, 4, 6, 12), 4: (1, 3, 8), 16: (8, 12, 32, 48)}.items():
-        states = _saved(cluster, leaf, world, 1)
+        states = _saved(leaf, world, 1)
         assert all(len(json.dumps(state)) <= 4096 for state in states)
         for other in others:
             _loader(leaf, other - 1, other).restore_state_global(states)
 
 
-def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) -> None:
+def test_states_that_do_not_go_together_are_named(leaf_of: Any) -> None:
     leaf = leaf_of(50, "a")
-    states = _saved(cluster, leaf, 4, 3, lanes=4)
+    states = _saved(leaf, 4, 3, lanes=4)
     loader = _loader(leaf, 0, 2)
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes are in none of the 3 states: 2"):
         loader.restore_state_global([states[0], states[1], states[3]])
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes, and not those of rank 0 of 2: 0, 2"):
         loader.restore_state_rank(states[1])
-    later = _saved(cluster, leaf, 4, 4, lanes=4)
-    with pytest.raises(
-        StateMismatchError,
-        match=r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16",
-    ):
+    later = _saved(leaf, 4, 4, lanes=4)
+    steps = r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16"
+    with pytest.raises(StateMismatchError, match=steps):
         loader.restore_state_global([*states[:3], later[3]])
     changed = states[0] | {"cursors": [[0, 8, [1]]]}
     with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 than in state 0"):
         loader.restore_state_global([*states, changed])
     loader.restore_state_global([*states, states[2], None])  # a tensor-parallel peer's, and one that saves none
-    for edit in (
-        {"lanes": 0},
-        {"cursors": [[0]]},
-        {"cursors": [[1, 2, []]]},
-        {"cursors": [[0, -4, []]]},
-        {"cursors": 5},
-    ):
-        with pytest.raises(StateMismatchError if edit == {} else ValueError, match="damaged"):
+    for edit in ({"lanes": 0}, *({"cursors": rows} for rows in ([[0]], [[1, 2, []]], [[0, -4, []]], 5))):
+        with pytest.raises(ValueError, match="damaged"):
             loader.restore_state_rank(states[0] | edit)
     for tail in ("x", [], [0, 1], [9], [1] * 8):  # at chunk 4 of lane 0, of 4 lanes
         with pytest.raises(StateError, match="damaged"):
@@ -217,22 +195,19 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
         loader.restore_state_global([state | {"ranks": 0} for state in states])
 
 
-def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: Any) -> None:
-    (state,) = _saved(cluster, leaf_of(50, "a"), 1, 3)
-    planned = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=ALONE))
-    with pytest.raises(
-        StateMismatchError, match=r"one of content-decided batches, and this loader one of planned batches"
-    ):
-        planned.restore_state_rank(state)
-    with pytest.raises(
-        StateMismatchError, match=r"one of planned batches, and this loader one of content-decided batches"
-    ):
-        _loader(leaf_of(50, "a"), 0, 1).restore_state_rank(planned.save_state_rank())
+def test_planned_and_content_decided_states_do_not_mix(leaf_of: Any) -> None:
+    (state,) = _saved(leaf_of(50, "a"), 1, 3)
+    planned, kinds = train_loader(leaf_of(50, "a"), batch_size=2), ["content-decided", "planned"]
+    for loader, other in ((planned, state), (_loader(leaf_of(50, "a"), 0, 1), planned.save_state_rank())):
+        with pytest.raises(
+            StateMismatchError, match="one of {} batches, and this loader one of {} batches".format(*kinds)
+        ):
+            loader.restore_state_rank(other)
+        kinds.reverse()
 
 
 @pytest.mark.parametrize("change", [{"chunk": 3}, {"packing": 6}, {"groups": 0}, {"remainder": "drop"}])
 def test_what_decides_the_batches_is_checked(leaf_of: Any, change: dict[str, Any]) -> None:
-    from dataclasses import replace
 
     def loader(chunk: int = 2, remainder: str = "keep", **changes: Any) -> Any:
         content = replace(PACKED_GROUPS, **changes)

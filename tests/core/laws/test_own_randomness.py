@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,22 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    Cooker,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    cooker,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.global_generators import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, examples
+from tests.core.laws.kinds import dealt
+from tests.testing import Listed, examples, take, train_loader
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:
@@ -134,32 +122,17 @@ PIPELINES: dict[str, tuple[type[TaskEncoder], dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def column(self: WebdatasetSource, name: str) -> Any:
-        return 1 + np.arange(len(self), dtype=np.int64) % 6
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: 1 + np.arange(len(self), dtype=np.int64) % 6)
 
 
-@pytest.fixture(scope="module")
-def crude(write_dataset: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """100 crude samples."""
-    samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    return write_dataset(tmp_path_factory.mktemp("crude") / "data", {"a.tar": samples}, dataset_yaml=yaml)
-
-
-def _loader(path: Any, name: str, *, rank: int = 0, world: int = 1, workers: int = 0, start: Any = "fork") -> Any:
+def _loader(path: Any, name: str, workers: int = 0, **how: Any) -> Any:
     kind, arguments = PIPELINES[name]
-    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    dataset = get_train_dataset(path, task_encoder=kind(), worker_config=config, **arguments)
-    return get_savable_loader(dataset, start_method=start)
+    return train_loader(path, workers, task_encoder=kind(), **arguments, **how)
 
 
-def _batches(path: Any, name: str, count: int, *, world: int = 1, **how: Any) -> list[Any]:
+def _batches(path: Any, name: str, *, world: int = 1, **how: Any) -> list[Any]:
     """The first batches of a run, in the order of the whole run."""
-    with ExitStack() as stack:
-        ranks = [iter(stack.enter_context(_loader(path, name, rank=rank, world=world, **how))) for rank in range(world)]
-        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]
+    return dealt([_loader(path, name, rank=rank, world_size=world, **how) for rank in range(world)], 12)
 
 
 def _states() -> tuple[Any, ...]:
@@ -172,7 +145,7 @@ _expected: dict[str, list[Any]] = {}
 
 def _alone(path: Any, name: str) -> list[Any]:
     if name not in _expected:
-        _expected[name] = _batches(path, name, 12)
+        _expected[name] = _batches(path, name)
     return _expected[name]
 
 
@@ -188,18 +161,16 @@ def _left_alone() -> Iterator[None]:
     assert _states() == before
 
 
-@pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize(
-    ("world", "workers", "start"),
-    [(1, 2, "fork"), (1, 8, "thread"), (3, 0, "fork"), pytest.param(4, 8, "fork", marks=pytest.mark.nightly)],
+    ("world", "workers", "start", "name"),
+    [
+        *((*how, name) for how in [(1, 2, "fork"), (1, 8, "thread"), (3, 0, "fork")] for name in PIPELINES),
+        *[(1, 1, "forkserver", "planned"), (1, 1, "spawn", "packs")],
+        *(pytest.param(4, 8, "fork", name, marks=pytest.mark.nightly) for name in PIPELINES),
+    ],
 )
 def test_equal_on_any_ranks_and_workers(crude: Any, name: str, world: int, workers: int, start: str) -> None:
-    assert _batches(crude, name, 12, world=world, workers=workers, start=start) == _alone(crude, name)
-
-
-@pytest.mark.parametrize(("start", "name"), [("forkserver", "planned"), ("spawn", "packs")])
-def test_equal_however_processes_are_started(crude: Any, start: str, name: str) -> None:
-    assert _batches(crude, name, 12, workers=1, start=start) == _alone(crude, name)
+    assert _batches(crude, name, world=world, workers=workers, start_method=start) == _alone(crude, name)
 
 
 @settings(max_examples=examples(20))
@@ -230,33 +201,28 @@ class Numbers(TaskEncoder):
 def test_no_number_comes_twice(leaf_of: Any, workers: int, start: Any) -> None:
     """Of two epochs, and with two seeds."""
     rows: list[list[float]] = []
+    arguments: Any = {"batch_size": 4, "task_encoder": Numbers(), "start_method": start}
     for seed in (0, 1):
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers, seed_offset=seed)
-        dataset = get_train_dataset(leaf_of(100), batch_size=4, task_encoder=Numbers(), worker_config=config)
-        with get_savable_loader(dataset, start_method=start) as loader:
-            rows += [row for _, batch in zip(range(50), loader, strict=False) for row in batch]
+        with train_loader(leaf_of(100), workers, seed_offset=seed, **arguments) as loader:
+            rows += [row for batch in take(loader, 50) for row in batch]
     assert len({number for row in rows for number in row}) == 500 * len(rows[0])
 
 
-class Fails(TaskEncoder):
+class Raises(TaskEncoder):
     failure_tolerance = 5
 
+    def __init__(self, error: type[BaseException]):
+        self.error = error
+
     def encode_sample(self, sample: Any) -> Any:
         draw()
-        raise ValueError("no")
+        raise self.error
 
 
-class Ends(TaskEncoder):
-    def encode_sample(self, sample: Any) -> Any:
-        draw()
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("encoder, error", [(Fails(), Exception), (Ends(), KeyboardInterrupt)])
-def test_the_callers_come_back_after_an_error(leaf_of: Any, encoder: TaskEncoder, error: Any) -> None:
-    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=encoder, worker_config=ALONE)
-    with pytest.raises(error):
-        next(iter(get_savable_loader(dataset)))
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_the_callers_come_back_after_an_error(leaf_of: Any, error: Any) -> None:
+    with pytest.raises(Exception if error is ValueError else error):
+        take(train_loader(leaf_of(20), batch_size=2, task_encoder=Raises(error)), 1)
 
 
 def test_the_callers_come_back_after_an_interrupt_while_they_come_back(
@@ -270,14 +236,14 @@ def test_the_callers_come_back_after_an_interrupt_while_they_come_back(
             raise interrupt
         set_state(state)
 
-    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Numbers(), worker_config=ALONE)
+    loader = train_loader(leaf_of(20), batch_size=2, task_encoder=Numbers())
     monkeypatch.setattr(np.random, "set_state", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        next(iter(get_savable_loader(dataset)))
+        next(iter(loader))
     assert next(interrupts, None) is None
 
 
-class Nested(TaskEncoder):
+class Nested(Listed):
     """A hook that runs another loader, and draws before and after."""
 
     def __init__(self, path: Any):
@@ -286,20 +252,14 @@ class Nested(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
         drawn = draw()
         if self.path is not None:
-            config = ALONE
-            dataset = get_train_dataset(self.path, batch_size=2, task_encoder=Numbers(), worker_config=config)
-            loader = get_savable_loader(dataset)
+            loader = train_loader(self.path, batch_size=2, task_encoder=Numbers())
             assert next(iter(loader)) == loader.restore_sample(("batch", 0, 0))
         return drawn + draw()
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 def test_a_hook_that_runs_another_loader_goes_on_with_its_own(leaf_of: Any) -> None:
     def first(path: Any) -> Any:
-        dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Nested(path), worker_config=ALONE)
-        return next(iter(get_savable_loader(dataset)))
+        return next(iter(train_loader(leaf_of(20), batch_size=2, task_encoder=Nested(path))))
 
     assert first(None) == first(leaf_of(20)) == first(leaf_of(30))
 
@@ -317,8 +277,8 @@ class Without(TaskEncoder):
 
 
 def test_a_hook_may_do_without(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Without(), worker_config=ALONE)
-    assert next(iter(get_savable_loader(dataset))) == [_states()[0][1][:3]] * 2
+    loader = train_loader(leaf_of(20), batch_size=2, task_encoder=Without())
+    assert next(iter(loader)) == [_states()[0][1][:3]] * 2
 
 
 def test_marks_may_be_put_on_each_other() -> None:

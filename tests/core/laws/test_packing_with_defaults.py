@@ -11,37 +11,27 @@ import pytest
 
 from energon_lite import (
     BestFit,
-    ByTokens,
     Capacity,
-    Chunks,
     SkipSample,
-    TaskEncoder,
     get_processing_dataset,
     get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     register_source,
 )
-from energon_lite.batching.plan import default_lanes, worlds_for
 from energon_lite.errors import FatalSampleError
-from tests.testing import ALONE
+from tests.testing import ALONE, Listed, take, train_loader, val_loader
 
 CAPACITY = 4096
 
 
-def lognormal(draw: np.random.Generator, median: float, sigma: float, count: int) -> Any:
-    return draw.lognormal(np.log(median), sigma, count)
-
-
-def tokens_of(mix: str, count: int = 20_000) -> Any:
+def tokens_of(mix: str, count: int) -> Any:
     """Chats; images of four sizes with a caption; texts with up to four images between them."""
     draw = np.random.default_rng(3)
-    if mix == "chat":
-        tokens = lognormal(draw, 245, 0.9, count)
-    elif mix == "image-text":
-        tokens = lognormal(draw, 120, 0.8, count) + draw.choice([256, 576, 1024, 1600], count, p=[0.3, 0.4, 0.2, 0.1])
-    else:
-        tokens = lognormal(draw, 700, 0.7, count) + 256 * draw.integers(0, 5, count)
+    median, sigma = {"chat": (245, 0.9), "image-text": (120, 0.8), "interleaved": (700, 0.7)}[mix]
+    tokens = draw.lognormal(np.log(median), sigma, count)
+    if mix == "image-text":
+        tokens += draw.choice([256, 576, 1024, 1600], count, p=[0.3, 0.4, 0.2, 0.1])
+    elif mix == "interleaved":
+        tokens += 256 * draw.integers(0, 5, count)
     return np.clip(tokens, 8, CAPACITY).astype(int)
 
 
@@ -63,7 +53,7 @@ class Mix:
 register_source("mix", lambda url, split_part: Mix(url))
 
 
-class Packed(TaskEncoder):
+class Packed(Listed):
     """All that has to be written."""
 
     pack_capacity = CAPACITY
@@ -79,9 +69,6 @@ class Packed(TaskEncoder):
     def pack_selected_samples(self, samples: list[Any]) -> dict[str, Any]:
         return {"tokens": sum(len(one["tokens"]) for one in samples), "indices": [one["index"] for one in samples]}
 
-    def batch(self, samples: list[Any]) -> list[Any]:
-        return samples
-
     def sample_length(self, sample: Any) -> int:
         return len(sample["tokens"])
 
@@ -89,9 +76,8 @@ class Packed(TaskEncoder):
 @pytest.mark.parametrize("size", [1, 2, 8])
 @pytest.mark.parametrize("mix", ["chat", "image-text", "interleaved"])
 def test_fill_with_defaults(mix: str, size: int) -> None:
-    dataset = get_train_dataset(f"mix://{mix}", task_encoder=Packed(), batch_size=size, worker_config=ALONE)
-    with get_savable_loader(dataset) as loader:
-        batches = [batch for _, batch in zip(range(320 // size), loader, strict=False)]
+    with train_loader(f"mix://{mix}", task_encoder=Packed(), batch_size=size) as loader:
+        batches = take(loader, 320 // size)
         state, stats = loader.save_state_rank(), loader.stats()
     packs = [pack for batch in batches for pack in batch]
     assert {len(batch) for batch in batches} == {size}
@@ -106,19 +92,15 @@ def test_fill_with_defaults(mix: str, size: int) -> None:
 @pytest.mark.parametrize("samples", [1, 10, 100])
 def test_small_data(samples: int) -> None:
     """Packs of several epochs have no sample twice."""
-    dataset = get_train_dataset(f"mix://chat-of-{samples}", task_encoder=Packed(), batch_size=1, worker_config=ALONE)
-    with get_savable_loader(dataset) as loader:
-        packs = [pack["indices"] for _, batch in zip(range(150), loader, strict=False) for pack in batch]
+    with train_loader(f"mix://chat-of-{samples}", task_encoder=Packed(), batch_size=1) as loader:
+        packs = [pack["indices"] for batch in take(loader, 150) for pack in batch]
     assert all(len(set(pack)) == len(pack) for pack in packs)
     shown = Counter(index for pack in packs for index in pack)
     assert len(shown) == samples
 
 
 def test_nothing_is_lost_in_a_pass() -> None:
-    dataset = get_val_dataset(
-        "mix://chat-of-8000", task_encoder=Packed(skips=7), batch_size=8, worker_config=ALONE, chunks=Chunks(lanes=4)
-    )
-    with get_savable_loader(dataset) as loader:
+    with val_loader("mix://chat-of-8000", task_encoder=Packed(skips=7), batch_size=8, lanes=4) as loader:
         batches = list(loader)
         stats = loader.stats()
     shown = Counter(index for batch in batches for pack in batch for index in pack["indices"])
@@ -132,21 +114,15 @@ def test_a_sample_that_is_longer_than_a_pack() -> None:
     class Short(Packed):
         pack_capacity = 100
 
-    dataset = get_train_dataset("mix://chat", task_encoder=Short(), batch_size=1, worker_config=ALONE)
     with pytest.raises(FatalSampleError, match="does not fit into a pack of 100"):
-        next(iter(get_savable_loader(dataset)))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12])
-def test_a_run_can_go_on_on_many_numbers_of_ranks(world: int) -> None:
-    """If the user says nothing about lanes."""
-    assert {1, 2, 3, 4, 6, 8, 12, 24} <= {*worlds_for(default_lanes(world))}
+        next(iter(train_loader("mix://chat", task_encoder=Short(), batch_size=1)))
 
 
 def test_where_nothing_is_packed() -> None:
     """A plan packs, and jobs that go through the data once want single samples."""
     job = get_processing_dataset("mix://chat", task_encoder=Packed(), worker_config=ALONE)
-    assert [one["index"] for _, one in zip(range(3), get_savable_loader(job), strict=False)] == [0, 1, 2]
-    planned = ByTokens(BestFit(Capacity(CAPACITY)), length_column=None)
-    dataset = get_train_dataset("mix://chat", task_encoder=Packed(), batching=planned, worker_config=ALONE)
-    assert "packing_buffer_size" not in dataset.identity.settings
+    assert [one["index"] for one in take(get_savable_loader(job), 3)] == [0, 1, 2]
+    planned = train_loader(
+        "mix://chat", task_encoder=Packed(), batching=BestFit(Capacity(CAPACITY)), length_column=None
+    )
+    assert "packing_buffer_size" not in planned.dataset.identity.settings

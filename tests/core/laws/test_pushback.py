@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    SavableDataset,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.hooks import PackedSamplesOutput
-from tests.core.laws.kinds import training
-from tests.testing import ALONE, examples
+from tests.core.laws.kinds import Pipeline
+from tests.core.laws.test_elastic import check_chain, check_keys
+from tests.testing import examples, take, train_loader, val_loader
 
 ROOM = 20
 
@@ -50,23 +44,16 @@ class Sized(TaskEncoder):
         number = int(sample.__key__.partition("-")[2])
         if self.skips and number % self.skips == 1:
             raise SkipSample("not this one")
-        key = sample.__restore_key__
-        return {
-            "__key__": sample.__key__,
-            "__restore_key__": key,
-            "size": size_of(sample.__key__),
-            "drawn": float(self.rng.random()),
-        }
+
+        made = {"__key__": sample.__key__, "size": size_of(sample.__key__), "drawn": float(self.rng.random())}
+        return made | {"__restore_key__": sample.__restore_key__}
 
     def postencode_sample(self, sample: Any) -> Any:
         return {**sample, "late": float(self.rng.random())}
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        return {
-            "__key__": [sample["__key__"] for sample in samples],
-            "__restore_key__": (),
-            "noise": [float(self.rng.random()), *(sample[name] for sample in samples for name in ("drawn", "late"))],
-        }
+        noise = [float(self.rng.random()), *(sample[name] for sample in samples for name in ("drawn", "late"))]
+        return {"__key__": [sample["__key__"] for sample in samples], "__restore_key__": (), "noise": noise}
 
     def batch(self, samples: list[Any]) -> Any:
         packs, noise = ([pack[name] for pack in samples] for name in ("__key__", "noise"))
@@ -122,55 +109,37 @@ def encoder(kind: type[Sized], skips: int, yields: bool) -> TaskEncoder:
     return cls(skips)
 
 
-def builder(
-    leaf: Path, size: int | None, buffer: int, chunk: int, *encodes: Any
-) -> Callable[[WorkerConfig], SavableDataset]:
-    arguments: Any = {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 12}
-    build = training(leaf, task_encoder=encoder(*encodes), **arguments)
-    return build
+def arguments_of(size: int | None, buffer: int, chunk: int) -> dict[str, Any]:
+    return {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk}
 
 
 KINDS = st.sampled_from([Full, Full, Greedy, Backwards])
+PIPELINES = st.builds(
+    Pipeline,
+    st.just([(50, 1.0)]),
+    st.fixed_dictionaries(
+        {
+            "batch_size": st.none() | st.integers(1, 3),
+            "packing_buffer_size": st.integers(4, 9),
+            "chunk_size": st.sampled_from([9, 16, 30]),
+            "task_encoder": st.builds(partial, st.just(encoder), KINDS, st.sampled_from([0, 3, 7]), st.booleans()),
+        }
+    ),
+    st.just(12),
+)
 
 
-topologies = st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 0, 1]))
+#: As those of all laws, on few ranks.
+SEGMENTS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 1]), st.integers(0, 7), st.booleans()), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=examples(25))
-@given(
-    chain=st.lists(st.tuples(topologies, st.integers(0, 7)), min_size=1, max_size=3),
-    size=st.none() | st.integers(1, 3),
-    kind=KINDS,
-    buffer=st.integers(4, 9),
-    chunk=st.sampled_from([9, 16, 30]),
-    skips=st.sampled_from([0, 3, 7]),
-    yields=st.booleans(),
-)
-def test_cut_anywhere(
-    cluster: Any, leaf_of: Callable[..., Path], chain: Any, size: int | None, buffer: int, chunk: int, **encodes: Any
-) -> None:
-    build = builder(leaf_of(50), size, buffer, chunk, *(encodes[name] for name in ("kind", "skips", "yields")))
-    total = sum(world * count for (world, _), count in chain)
-
-    def run(topology: Any, states: Any, steps: int) -> Any:
-        with cluster(build, *topology) as ranks:
-            for loader in ranks.loaders:
-                if states is not None:
-                    loader.restore_state_global(states)
-            made = ranks.steps(steps)
-            for one in made[-2:]:
-                key = json.loads(json.dumps(one["__restore_key__"]))
-                assert ranks.loaders[0].restore_sample(tuple(key)) == one
-            batches = [{**one, "__restore_key__": None} for one in made]
-            return batches, json.loads(json.dumps([loader.save_state_rank() for loader in ranks.loaders]))
-
-    expected, _ = run((1, 0), None, total)
-    found: list[Any] = []
-    states: Any = None
-    for topology, count in chain:
-        batches, states = run(topology, states, count)
-        found += batches
-    assert found == expected
+@given(data=st.data(), pipeline=PIPELINES, parts=SEGMENTS)
+def test_cut_anywhere(leaf_of: Callable[..., Path], data: st.DataObject, pipeline: Pipeline, parts: Any) -> None:
+    check_chain(leaf_of, pipeline, parts)
+    check_keys(leaf_of, pipeline, data)
 
 
 @settings(max_examples=examples(25))
@@ -187,33 +156,27 @@ def test_nothing_is_lost(
     leaf_of: Callable[..., Path], kind: type[Sized], buffer: int, chunk: int, skips: int, yields: bool, cut: int
 ) -> None:
     """An epoch: each sample is in a pack, also those that were pushed back; also around a cut, and from the keys."""
-    arguments = {"batch_size": 1, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 1}
+    arguments: Any = arguments_of(1, buffer, chunk) | {"task_encoder": encoder(kind, skips, yields), "lanes": 1}
     packs: list[list[str]] = []
-    state: Any = None
-    skipped = failed = 0
+    state, counts = None, Counter[str]()
     for stop in (cut, 1000):
-        dataset = get_val_dataset(
-            leaf_of(50), task_encoder=encoder(kind, skips, yields), worker_config=ALONE, **arguments
-        )
-        loader = get_savable_loader(dataset).with_restored_state_rank(state)
+        loader = val_loader(leaf_of(50), **arguments).with_restored_state_rank(state)
         taken = 0
-        for batch in loader if stop else ():
+        for batch in islice(loader, stop):
             packs += batch["packs"]
             assert loader.restore_sample(batch["__restore_key__"]) == batch
             taken += 1
-            if taken == stop:
-                break
         state = loader.save_state_rank()
-        skipped += loader.stats()["skipped"]
-        failed += loader.stats()["failed"]
+        counts.update({name: loader.stats()[name] for name in ("skipped", "failed")})
         assert loader.stats()["dropped"] == 0
-    if taken == 0 and cut:  # the cut was at the end: another epoch was begun
+    if not taken and cut:  # the cut was at the end: another epoch was begun
         return
     kept = [f"a-{number}" for number in range(50) if not (skips and number % skips == 1)]
     expected = Counter(key + mark for key in kept for mark in (("", "'") if yields else ("",)))
     if sum(map(len, packs)) == sum(expected.values()):
         assert Counter(key for pack in packs for key in pack) == expected
-        assert (skipped, failed) == (50 - len(kept), sum(yields and fails_late(key, skips) for key in kept))
+        assert counts["skipped"] == 50 - len(kept)
+        assert counts["failed"] == sum(yields and fails_late(key, skips) for key in kept)
     else:  # the cut was behind the last batch, and the next epoch came as well
         assert Counter(key for pack in packs for key in pack) == Counter(dict.fromkeys(expected, 2))
     assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
@@ -222,15 +185,14 @@ def test_nothing_is_lost(
 @pytest.mark.parametrize("kind", [Full, Greedy])
 def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
     """Another batch size begins behind all chunks that were begun; what is passed over is known."""
-    old, new = (builder(leaf_of(50), size, 6, 16, kind, 0, False)(ALONE) for size in (2, 3))
     for steps in (0, 7, 40):
-        loader = get_savable_loader(old)
-        delivered = sum(len(pack) for _, batch in zip(range(steps), loader, strict=False) for pack in batch["packs"])
-        state, report = rebase_state(loader.save_state_rank() or {}, old, new, give_up=True)
+        more: Any = {"task_encoder": kind(), "lanes": 12}
+        loader, again = (train_loader(leaf_of(50), **arguments_of(size, 6, 16), **more) for size in (2, 3))
+        delivered = sum(len(pack) for batch in take(loader, steps) for pack in batch["packs"])
+        state, report = rebase_state(loader.save_state_rank() or {}, loader.dataset, again.dataset, give_up=True)
         assert delivered + report.given_up >= report.first == -(-report.first // 16) * 16
         assert report.given_up <= report.first - delivered + 12 * 4 * 6  # ends that count for both sizes of batches
-        again = get_savable_loader(new).with_restored_state_rank(state)
-        assert all(len(batch["packs"]) == 3 for _, batch in zip(range(20), again, strict=False))
+        assert all(len(batch["packs"]) == 3 for batch in take(again.with_restored_state_rank(state), 20))
 
 
 WRONG: list[list[Any]] = [
@@ -247,7 +209,7 @@ WRONG: list[list[Any]] = [
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_places_that_cannot_be(leaf_of: Callable[..., Path], row: list[Any]) -> None:
-    loader = get_savable_loader(builder(leaf_of(50), 2, 6, 16, Full, 0, False)(ALONE))
+    loader = train_loader(leaf_of(50), **arguments_of(2, 6, 16), task_encoder=Full(), lanes=12)
     state = loader.save_state_rank() or {}
     with pytest.raises(StateError, match="damaged"):
         loader.restore_state_rank({**state, "cursors": [row, *state["cursors"][1:]]})
@@ -271,25 +233,16 @@ class Rest(Greedy):
 
 
 def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
-    config, arguments = ALONE, {"batch_size": 1, "lanes": 1}
-    dataset = get_train_dataset(
-        leaf_of(50), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
-    )
+    arguments: Any = arguments_of(1, 4, 8) | {"lanes": 1, "task_encoder": Stubborn()}
     with pytest.raises(FatalSampleError, match="pushed back 4 samples, as many as a buffer has"):
-        next(iter(get_savable_loader(dataset)))
-    dataset = get_val_dataset(
-        leaf_of(3), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
-    )
-    loader = get_savable_loader(dataset)
+        next(iter(train_loader(leaf_of(50), **arguments)))
+    loader = val_loader(leaf_of(3), **arguments)
     assert list(loader) == [] and loader.stats()["dropped"] == 3
     assert "pushed back at the end of a chunk" in loader.stats()["reasons"][0]["reason"]
 
 
 def test_the_rest_of_a_sample_is_counted_with_its_first_part(leaf_of: Callable[..., Path]) -> None:
-    dataset = get_val_dataset(
-        leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest(), worker_config=ALONE
-    )
-    loader = get_savable_loader(dataset)
+    loader = val_loader(leaf_of(7), **arguments_of(1, 3, 20), task_encoder=Rest())
     packs = [pack for batch in loader for pack in batch["packs"]]
     assert {key.strip("/") for pack in packs for key in pack} == {f"a-{number}" for number in range(7)}
     assert loader.stats()["samples"] == 7 and loader.stats()["dropped"] == 0

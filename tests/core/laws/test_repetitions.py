@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
-from tests.core.laws.kinds import repeated, training
-from tests.testing import examples
+from tests.core.laws.conftest import Cluster
+from tests.core.laws.kinds import Pipeline, in_step, repeated, training
+from tests.testing import examples, metadataset, train_loader, val_loader
 
 #: Mostly no worker processes, because each takes some 20 ms to start.
 workers = st.sampled_from([0, 0, 0, 0, 2])
@@ -28,11 +28,7 @@ def write_epochs(leaf_of: Any) -> WriteBlend:
     """A blend_epochized of text leaves (samples, repetitions) as a metadataset dict."""
 
     def write(leaves: Sequence[tuple[int, float]]) -> dict[str, Any]:
-        entries = [
-            {"path": str(leaf_of(count, "abcdef"[number])), "repetitions": repetitions}
-            for number, (count, repetitions) in enumerate(leaves)
-        ]
-        return {"splits": {"train": {"blend_epochized": entries}, "val": {"blend_epochized": entries}}}
+        return metadataset(Pipeline(list(leaves), {}, key="repetitions").document(leaf_of)["splits"]["train"])
 
     return write
 
@@ -41,12 +37,12 @@ def _texts(batches: list[Any]) -> list[str]:
     return [text for batch in batches for text in batch.text]
 
 
-def _config(world: int = 1, **options: Any) -> WorkerConfig:
-    return WorkerConfig(rank=0, world_size=world, **options)
+def _train(path: Any, batch_size: int = 2, **more: Any) -> Any:
+    return train_loader(path, batch_size=batch_size, **more)
 
 
-def _val(path: Any, **options: Any) -> list[str]:
-    return _texts(list(get_loader(get_val_dataset(path, batch_size=7, worker_config=_config(), **options))))
+def _val(path: Any) -> list[str]:
+    return _texts(list(val_loader(path, batch_size=7)))
 
 
 # -- repetitions ----------------------------------------------------------------------------------------------------
@@ -55,16 +51,14 @@ def _val(path: Any, **options: Any) -> list[str]:
 @settings(max_examples=examples(12))
 @given(blend=repeated, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
-    cluster: Any, write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
+    write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
 ) -> None:
     metadataset = write_epochs(blend)
     build = training(metadataset, batch_size=batch_size, repeat=False)
     found: Counter[str] = Counter()
-    with cluster(build, world, worker_count) as ranks:
+    with Cluster(build, world, worker_count) as ranks:
         for epoch in range(1, 4):
-            per_rank = [list(iterator) for iterator in map(iter, ranks.loaders)]
-            assert len({len(batches) for batches in per_rank}) == 1
-            found.update(_texts([batch for step in zip(*per_rank, strict=True) for batch in step]))
+            found.update(_texts(in_step(ranks.loaders)))
             for leaf, (count, repetitions) in enumerate(blend):
                 shown = [found[f"{'abcdef'[leaf]}-{i}"] for i in range(count)]
                 total = int(epoch * count * Fraction(str(repetitions)))
@@ -74,14 +68,11 @@ def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
 
 def test_golden_epochs(write_epochs: WriteBlend) -> None:
     """The whole way from YAML to batches, for ever. If this changes, so must ORDER_VERSION."""
-    dataset = get_train_dataset(
-        write_epochs([(3, 1.5), (4, 0.5)]), batch_size=10, repeat=False, worker_config=_config()
-    )
-    with get_savable_loader(dataset) as loader:
-        assert [_texts(list(loader)) for _ in range(2)] == [
-            ["a-0", "a-2", "b-1", "a-1", "a-2", "b-3"],
-            ["a-1", "a-0", "b-2", "a-0", "b-0", "a-2", "a-1"],
-        ]
+    loader = _train(write_epochs([(3, 1.5), (4, 0.5)]), 10, repeat=False)
+    assert [_texts(list(loader)) for _ in range(2)] == [
+        ["a-0", "a-2", "b-1", "a-1", "a-2", "b-3"],
+        ["a-1", "a-0", "b-2", "a-0", "b-0", "a-2", "a-1"],
+    ]
 
 
 def test_validation_ignores_repetitions(write_epochs: WriteBlend) -> None:
@@ -89,18 +80,15 @@ def test_validation_ignores_repetitions(write_epochs: WriteBlend) -> None:
 
 
 def test_other_repetitions_are_another_run(write_epochs: WriteBlend, write_blend: Any) -> None:
-    def loader(metadataset: Any) -> Any:
-        return get_savable_loader(get_train_dataset(metadataset, batch_size=2, worker_config=_config()))
-
-    state = loader(write_epochs([(30, 1), (20, 2)])).save_state_rank()
+    state = _train(write_epochs([(30, 1), (20, 2)])).save_state_rank()
     with pytest.raises(StateMismatchError, match=r"data set 1 .*\['repetitions', 2.5, 1\]"):
-        loader(write_epochs([(30, 1), (20, 2.5)])).restore_state_rank(state)
+        _train(write_epochs([(30, 1), (20, 2.5)])).restore_state_rank(state)
     with pytest.raises(StateMismatchError, match="blend: 'repetitions' in the state, '\\(not set\\)' here"):
-        loader(write_blend([(30, 1), (20, 2)])).restore_state_rank(state)
+        _train(write_blend([(30, 1), (20, 2)])).restore_state_rank(state)
 
 
 def test_the_text_of_a_data_set_says_the_repetitions(write_epochs: WriteBlend) -> None:
-    dataset = get_train_dataset(write_epochs([(30, 1.5), (20, 2)]), batch_size=2, worker_config=_config())
+    dataset = _train(write_epochs([(30, 1.5), (20, 2)])).dataset
     assert len(dataset) == 43  # 85 samples an epoch
     text = str(dataset)
     assert "by repetitions" in text and "30 samples, 1.5 times an epoch" in text
@@ -109,21 +97,20 @@ def test_the_text_of_a_data_set_says_the_repetitions(write_epochs: WriteBlend) -
 @pytest.mark.parametrize(("blend", "fix"), [([(3, 0.1), (4, 0.1)], "larger"), ([(3, 1e200)], "smaller")])
 def test_an_epoch_of_no_size(write_epochs: WriteBlend, blend: Any, fix: str) -> None:
     with pytest.raises(UsageError, match="an epoch of the blend would have") as caught:
-        get_train_dataset(write_epochs(blend), batch_size=1, worker_config=_config())
+        _train(write_epochs(blend))
     assert caught.value.fix == f"write {fix} repetitions"
 
 
 def test_an_epoch_smaller_than_the_ranks(write_epochs: WriteBlend) -> None:
     with pytest.raises(EmptyDatasetError, match="3 samples for 4 data-parallel ranks"):
-        get_train_dataset(write_epochs([(7, 0.5)]), batch_size=1, repeat=False, worker_config=_config(4))
+        _train(write_epochs([(7, 0.5)]), 1, repeat=False, world_size=4)
 
 
 # -- subsets --------------------------------------------------------------------------------------------------------
 
 
 def _with_subset(path: Any, start: Any, stop: Any) -> dict[str, Any]:
-    node = {"path": str(path), "subset": {"range": [start, stop]}}
-    return {"splits": {"train": node, "val": node}}
+    return metadataset({"path": str(path), "subset": {"range": [start, stop]}})
 
 
 cuts = st.lists(st.integers(1, 9999).map(lambda n: n / 100), min_size=0, max_size=3).map(
@@ -155,10 +142,10 @@ def test_thirty_and_seventy_percent(leaf_of: Any) -> None:
     assert _val(_with_subset(leaf, 48, "end")) == ["a-48", "a-49"]
 
 
-def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(cluster: Any, leaf_of: Any) -> None:
+def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(leaf_of: Any) -> None:
     metadataset = _with_subset(leaf_of(50, "a"), "10%", "50%")
     build = training(metadataset, batch_size=5)
-    with cluster(build, 2, 2) as ranks:
+    with Cluster(build, 2, 2) as ranks:
         texts = _texts(ranks.steps(4))
     for epoch in (texts[:20], texts[20:]):
         assert sorted(epoch) == sorted(f"a-{i}" for i in range(5, 25))
@@ -166,22 +153,17 @@ def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(cluster: A
 
 
 def test_two_subsets_of_a_data_set_in_one_blend(leaf_of: Any) -> None:
-    leaf = str(leaf_of(10, "a"))
     entries = [
-        {"path": leaf, "repetitions": repetitions, "subset": {"range": range_}}
+        {"path": str(leaf_of(10)), "repetitions": repetitions, "subset": {"range": range_}}
         for repetitions, range_ in ((3, ["0%", "20%"]), (1, ["20%", "100%"]))
     ]
-    dataset = get_train_dataset(
-        {"splits": {"train": {"blend_epochized": entries}}}, batch_size=4, repeat=False, worker_config=_config()
-    )
-    with get_savable_loader(dataset) as loader:
-        assert Counter(_texts(list(loader))) == {f"a-{i}": 3 if i < 2 else 1 for i in range(10)}
+    texts = _texts(list(_train(metadataset({"blend_epochized": entries}), 4, repeat=False)))
+    assert Counter(texts) == {f"a-{i}": 3 if i < 2 else 1 for i in range(10)}
 
 
 def test_another_subset_is_another_data_set(leaf_of: Any) -> None:
     def loader(stop: str) -> Any:
-        metadataset = _with_subset(leaf_of(1000, "a"), "0%", stop)
-        return get_savable_loader(get_train_dataset(metadataset, batch_size=2, worker_config=_config()))
+        return _train(_with_subset(leaf_of(1000, "a"), "0%", stop))
 
     state = loader("50%").save_state_rank()
     loader("50.01%").restore_state_rank(state)  # the same 500 samples
@@ -189,22 +171,10 @@ def test_another_subset_is_another_data_set(leaf_of: Any) -> None:
         loader("50.1%").restore_state_rank(state)
 
 
-def test_the_whole_as_a_subset_is_the_whole(cluster: Any, leaf_of: Any) -> None:
-    found = []
-    for metadataset in (leaf_of(50, "a"), _with_subset(leaf_of(50, "a"), "0%", "100%")):
-
-        def build(config: WorkerConfig, metadataset: Any = metadataset) -> Any:
-            return get_train_dataset(metadataset, batch_size=5, worker_config=config)
-
-        with cluster(build, 1, 0) as one:
-            found.append(([batch.__key__ for batch in one.steps(5)], one.state()))
-    assert found[0] == found[1]
-
-
 def test_an_empty_subset_names_its_place(leaf_of: Any, tmp_path: Any) -> None:
     leaf = leaf_of(3, "a")
     path = tmp_path / "doc.yaml"
     path.write_text(f"splits:\n  train:\n    path: {leaf}\n    subset: {{range: [0%, 30%]}}\n")
     with pytest.raises(EmptyDatasetError, match=r"subset \(0% to 30%\) of the 3 samples in split 'train'") as caught:
-        get_train_dataset(path, batch_size=1, worker_config=_config())
+        _train(path)
     assert f"{leaf}, subset at {path}:4" in str(caught.value)

@@ -9,25 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.storage.read.sample_reader import SampleReader
-from tests.testing import ALONE, examples
+from tests.core.laws.conftest import Cluster
+from tests.core.laws.kinds import Noise, training
+from tests.testing import examples, take, train_loader, val_loader
 
 
-class Keys(TaskEncoder):
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__}
-
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {"__key__": [one["__key__"] for one in samples], "__restore_key__": ()}
-
-    def empty_batch(self, like: Any, rows: int) -> Any:
-        return {"__key__": [], "__restore_key__": ()}
-
-
-class Groups(Keys):
+class Groups(Noise):
     def batch_group_criterion(self, sample: Any) -> Any:
         return int(sample["__key__"].split("-")[1]) % 3, None
 
@@ -38,31 +28,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "tokens": {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "bfd", "capacity": 100}},
     "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
 }
-CONCAT: dict[str, Any] = {
-    "batch_size": None,
-    "chunk_size": 11,
-    "batching": {"strategy": "concat_split", "tokens": 64},
-}
 worlds = st.sampled_from([1, 2, 3, 4])
 
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
-def build(path: Any, kind: str, config: WorkerConfig | None = None, **more: Any) -> Any:
-    encoder = Groups() if kind == "groups" else Keys()
-    config = config or ALONE
-    make = get_val_dataset if more.pop("validate", False) else get_train_dataset
-    return make(path, task_encoder=encoder, worker_config=config, **KINDS[kind], **more)
-
-
 def keys(batches: list[Any]) -> list[list[str]]:
     return [batch["__key__"] if isinstance(batch["__key__"], list) else [batch["__key__"]] for batch in batches]
 
 
-def loader_of(path: Any, kind: str, rank: int, world: int, skip: Any = (), workers: int = 0, **more: Any) -> Any:
-    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    return get_savable_loader(build(path, kind, config, **more), skip_steps=skip)
+def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (), **more: Any) -> Any:
+    get = val_loader if more.pop("validate", False) else train_loader
+    own = {"task_encoder": Groups() if kind == "groups" else Noise(), **KINDS[kind]}
+    return get(path, rank=rank, world_size=world, skip_steps=skip, **own, **more)
 
 
 # -- which samples --------------------------------------------------------------------------------------------------
@@ -77,21 +56,21 @@ def loader_of(path: Any, kind: str, rank: int, world: int, skip: Any = (), worke
     at=st.integers(0, 9),
 )
 def test_what_a_step_has_is_known_without_reading(
-    cluster: Any, leaf_of: Any, kind: str, first: int, second: int, before: int, at: int
+    leaf_of: Any, kind: str, first: int, second: int, before: int, at: int
 ) -> None:
     """From any place of the run, on any ranks, steps behind and ahead."""
     path = leaf_of(50, "a")
-    with cluster(lambda config: build(path, kind, config), first, 0) as ranks:
+    build = training(path, task_encoder=Noise(), **KINDS[kind])
+    with Cluster(build, first, 0) as ranks:
         ranks.steps(before)
         state = ranks.state()
-    with cluster(lambda config: build(path, kind, config), second, 0, state) as ranks:
+    with Cluster(build, second, 0, state) as ranks:
         start = state["position"] // second
         batches = keys(ranks.steps(10))
         loaders = [loader_of(path, kind, rank, second) for rank in range(second)]
     for loader in loaders:
         loader.restore_state_rank(state)
-    for _ in zip(range(at), loaders[-1], strict=False):
-        pass
+    take(loaders[-1], at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SampleReader, "sample", None)
         patch.setattr(SampleReader, "read", None)
@@ -122,8 +101,8 @@ def test_passes_that_end(leaf_of: Any, kind: str, validate: bool) -> None:
 
 
 def test_pieces_say_which_tokens(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(50, "a"), task_encoder=Keys(), worker_config=ALONE, **CONCAT)
-    loader = get_savable_loader(dataset)
+    more: Any = {"batching": {"strategy": "concat_split", "tokens": 64}, "chunk_size": 11}
+    loader = train_loader(leaf_of(50, "a"), task_encoder=Noise(), **more)
     samples = [sample for step in range(20) for sample in loader.samples_at(step)]
     cut = [sample for sample in samples if sample.length is not None]
     assert cut and any(sample.start for sample in cut) and len(cut) < len(samples)
@@ -132,20 +111,16 @@ def test_pieces_say_which_tokens(leaf_of: Any) -> None:
 def test_steps_that_are_not_there(leaf_of: Any) -> None:
     path = leaf_of(50, "a")
     for kind in ("planned", "tokens"):
-        loader = loader_of(path, kind, 0, 1)
-        with pytest.raises(UsageError, match="no step -1 in pass 0"):
-            loader.samples_at(-1)
-        with pytest.raises(UsageError, match="no step 0 in pass 1"):
-            loader.samples_at(0, pass_number=1)
+        for step, number in ((-1, 0), (0, 1)):
+            with pytest.raises(UsageError, match=f"no step {step} in pass {number}"):
+                loader_of(path, kind).samples_at(step, pass_number=number)
     with pytest.raises(UsageError, match="decided by the hooks"):
-        loader_of(path, "groups", 0, 1).samples_at(0)
-    old, new = build(path, "planned"), build(leaf_of(7, "b"), "planned")
-    state, _ = rebase_state(get_savable_loader(old).save_state_rank() | {"position": 9}, old, new)
-    loader = get_savable_loader(new)
-    loader.restore_state_rank(state)
-    assert len(loader.samples_at(9)) == 3
+        loader_of(path, "groups").samples_at(0)
+    old, new = loader_of(path, "planned"), loader_of(leaf_of(7, "b"), "planned")
+    new.restore_state_rank(rebase_state(old.save_state_rank() | {"position": 9}, old.dataset, new.dataset)[0])
+    assert len(new.samples_at(9)) == 3
     with pytest.raises(UsageError, match="before the blend was changed"):
-        loader.samples_at(8)
+        new.samples_at(8)
 
 
 def test_far_out_at_once(leaf_of: Any) -> None:
@@ -172,9 +147,9 @@ def test_steps_that_are_passed_over_move_nothing_else(
     def steps(skip: Any, count: int, states: Any = None) -> tuple[list[Any], list[Any]]:
         found, saved = [], []
         for rank in range(world):
-            with loader_of(path, kind, rank, world, skip, workers) as loader:
+            with loader_of(path, kind, rank, world, skip, num_workers=workers) as loader:
                 loader.restore_state_rank(None if states is None else states[rank])
-                found.append(keys([batch for _, batch in zip(range(count), loader, strict=False)]))
+                found.append(keys(take(loader, count)))
                 saved.append(json.loads(json.dumps(loader.save_state_rank())))
         return [list(one) for one in zip(*found, strict=True)], saved
 
@@ -192,16 +167,17 @@ def test_steps_that_are_passed_over_move_nothing_else(
 
 @pytest.mark.parametrize("kind", ["planned", "tokens"])
 def test_in_passes_that_end(leaf_of: Any, kind: str) -> None:
-    path = leaf_of(50, "a")
-    one = keys(list(loader_of(path, kind, 0, 1, repeat=False)))
+    def loader(skip: Any = ()) -> Any:
+        return loader_of(leaf_of(50, "a"), kind, skip=skip, repeat=False)
+
+    whole = loader()
+    one, other = (keys(list(whole)) for _ in range(2))
     last = len(one) - 1
-    loader = loader_of(path, kind, 0, 1, [0, 3, last, last + 5, (1, 1)], repeat=False)
-    assert keys(list(loader)) == [batch for number, batch in enumerate(one) if number not in (0, 3, last)]
-    whole = loader_of(path, kind, 0, 1, repeat=False)
-    passes = [keys(list(whole)) for _ in range(2)]
-    assert keys(list(loader)) == [batch for number, batch in enumerate(passes[1]) if number != 1]
-    nothing = loader_of(path, kind, 0, 1, range(len(one)), repeat=False)
-    assert list(nothing) == [] and keys(list(nothing)) == passes[1]
+    some = loader([0, 3, last, last + 5, (1, 1)])
+    assert keys(list(some)) == [batch for number, batch in enumerate(one) if number not in (0, 3, last)]
+    assert keys(list(some)) == [batch for number, batch in enumerate(other) if number != 1]
+    nothing = loader(range(len(one)))
+    assert list(nothing) == [] and keys(list(nothing)) == other
 
 
 def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +191,7 @@ def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(SampleReader, "read", counted)
     loader = loader_of(leaf_of(50, "a"), "planned", 0, 1, range(1, 10_000))
     planned = [sample.index for step in (0, 10_000) for sample in loader.samples_at(step)]
-    for _ in zip(range(2), loader, strict=False):
-        pass
+    take(loader, 2)
     assert read == planned
 
 

@@ -12,21 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, SampleError, StateError, StateMismatchError, UsageError
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.core.laws.token_data import (
-    CAPACITY,
-    QUIET,
-    STRATEGIES,
-    Tokens,
-    alone,
-    dataset_of,
-    length_of,
-    sequences,
-    tokens_of,
-)
+from tests.core.laws.conftest import Cluster
+from tests.core.laws.kinds import training, validation
+from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, Tokens, dataset_of, length_of, sequences, tokens_of
+from tests.testing import ALONE, alone, same, take, told_of
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 
@@ -34,18 +27,13 @@ pytestmark = pytest.mark.usefixtures("known_lengths")
 @QUIET
 @given(strategy=STRATEGIES, chunk=st.sampled_from([11, 40, 1000]), world=st.integers(1, 5), validate=st.booleans())
 def test_a_pass_has_everything_once(
-    cluster: Any, leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, validate: bool
+    leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, world: int, validate: bool
 ) -> None:
     path = leaf_of(120)
 
-    def build(config: WorkerConfig) -> Any:
-        common: dict[str, Any] = {"batching": strategy, "chunk_size": chunk, "worker_config": config}
-        common["task_encoder"] = Tokens()
-        if validate:
-            return get_val_dataset(path, split_part="train", batch_size=None, **common)
-        return get_train_dataset(path, batch_size=None, repeat=False, **common)
-
-    with cluster(build, world, 0) as ranks:
+    make, ends = (validation, {"split_part": "train"}) if validate else (training, {"repeat": False})
+    build = make(path, batch_size=None, batching=strategy, chunk_size=chunk, task_encoder=Tokens(), **ends)
+    with Cluster(build, world, 0) as ranks:
         for _ in range(2):  # two passes
             batches = [list(loader) for loader in ranks.loaders]
             assert len({len(own) for own in batches}) == 1  # in step
@@ -60,9 +48,9 @@ def test_a_pass_has_everything_once(
         assert counts["truncated_samples"] == 2 * sum(length_of(index) > limit for index in range(120))
 
 
-def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any], same: Any) -> None:
+def test_micro_batches_are_as_planned_and_can_be_made_again(leaf_of: Callable[..., Any]) -> None:
     loader = get_savable_loader(dataset_of(leaf_of(120)))
-    batches = [batch for batch, _ in zip(loader, range(40), strict=False)]
+    batches = take(loader, 40)
     assert all(batch.num_tokens <= CAPACITY for batch in batches)
     assert sum(batch.num_tokens for batch in batches) / (len(batches) * CAPACITY) > 0.85
     keys = [batch.__restore_key__ for batch in batches]
@@ -90,8 +78,7 @@ def test_no_job_is_thrown_away_where_a_loop_ends(
 
     monkeypatch.setattr(WorkerPool, "submit", counted)
     monkeypatch.setattr(WorkerPool, "ahead", lambda pool, wished: wished)  # else more of what is tiny
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = dataset_of(leaf_of(120), config, virtual_epoch_length=5, **batching)
+    dataset = dataset_of(leaf_of(120), alone(2), virtual_epoch_length=5, **batching)
     with get_savable_loader(dataset, prefetch_factor=4) as loader:
         assert sum(len(list(loader)) for _ in range(6)) == 30
     assert len(jobs) == 30 + 2 * 4
@@ -113,11 +100,9 @@ def test_length_of_passes_and_of_endless_streams(leaf_of: Callable[..., Any], wo
 
 
 def test_a_loop_that_was_left_goes_on(leaf_of: Callable[..., Any]) -> None:
-    loader = get_savable_loader(dataset_of(leaf_of(120), repeat=False))
-    whole = tokens_of(list(get_savable_loader(dataset_of(leaf_of(120), repeat=False))))
-    for number, _ in enumerate(loader):
-        if number == 4:
-            break
+    loader, other = (get_savable_loader(dataset_of(leaf_of(120), repeat=False)) for _ in range(2))
+    whole = tokens_of(list(other))
+    take(loader, 5)
     state = loader.save_state_rank()
     assert tokens_of(list(loader)) == whole[5:]
     loader.restore_state_rank(state)
@@ -129,13 +114,13 @@ def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypat
     path = leaf_of(120)
     state = get_savable_loader(dataset_of(path)).save_state_rank()
     assert state is not None and len(json.dumps(state)) < 4096
-    with pytest.raises(StateMismatchError, match=r"batching: .*100.* in the state, .*90"):
-        get_savable_loader(dataset_of(path, batching=BestFit(Capacity(90)))).restore_state_rank(state)
-    with pytest.raises(StateMismatchError, match="plan_chunk: 40 in the state, 41 here"):
-        get_savable_loader(dataset_of(path, chunk_size=41)).restore_state_rank(state)
-    fixed = get_train_dataset(path, batch_size=2, worker_config=alone())
-    with pytest.raises(StateMismatchError, match=r"batching: .* in the state, '\(not set\)' here"):
-        get_savable_loader(fixed).restore_state_rank(state)
+    for other, words in (
+        ({"batching": BestFit(Capacity(90))}, r"batching: .*100.* in the state, .*90"),
+        ({"chunk_size": 41}, "plan_chunk: 40 in the state, 41 here"),
+        ({"batch_size": 2, "batching": None, "chunk_size": None}, r"batching: .* in the state, '\(not set\)' here"),
+    ):
+        with pytest.raises(StateMismatchError, match=words):
+            get_savable_loader(dataset_of(path, **other)).restore_state_rank(state)
     for place in ([-1, 0], [0, -1], [0], 3):
         with pytest.raises(StateError, match=f"damaged: place is {re.escape(str(place))}"):
             get_savable_loader(dataset_of(path)).restore_state_rank({**state, "place": place})
@@ -157,19 +142,17 @@ def test_a_sample_longer_than_planned_is_left_out_and_counted(leaf_of: Callable[
 
 
 def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
-    path, config = leaf_of(7), alone()
     for arguments, words in (
         ({"batch_size": 2, "batching": BestFit(Capacity(9))}, "batch_size=2 together with batching"),
-        ({"batch_size": None, "batching": 3}, "batching is a int"),
+        ({"batching": 3}, "batching is a int"),
         ({"batch_size": 2, "chunk_size": 3}, "chunk_size=3 has no effect"),
-        ({"batch_size": None, "batching": BestFit(Capacity(99)), "chunk_size": 0}, "plan_chunk is 0"),
-        ({"batch_size": None, "batching": BestFit(Capacity(99)), "lanes": 2}, "lanes=2 has no effect"),
-        ({"batch_size": None, "batching": BestFit(Capacity(99)), "packing_buffer_size": 5}, "packing_buffer_size=5"),
+        ({"batching": BestFit(Capacity(99)), "chunk_size": 0}, "plan_chunk is 0"),
+        ({"batching": BestFit(Capacity(99)), "lanes": 2}, "lanes=2 has no effect"),
+        ({"batching": BestFit(Capacity(99)), "packing_buffer_size": 5}, "packing_buffer_size=5"),
+        ({"batching": {"strategy": "bestfit"}}, "did you mean 'best_fit'"),
     ):
-        with pytest.raises(UsageError, match=words):
-            get_train_dataset(path, worker_config=config, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="did you mean 'best_fit'"):
-        get_train_dataset(path, worker_config=config, batch_size=None, batching={"strategy": "bestfit"})
+        with pytest.raises((UsageError, ConfigError), match=words):
+            get_train_dataset(leaf_of(7), worker_config=ALONE, **arguments)  # type: ignore[arg-type]
 
 
 def test_a_strategy_from_a_file(leaf_of: Callable[..., Any], tmp_path: Any) -> None:
@@ -190,10 +173,8 @@ def test_no_column(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
 
 def test_what_does_not_fit_is_said_once_in_words(leaf_of: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", logger="energon_lite")
-    dataset = dataset_of(leaf_of(120), batching=BestFit(Capacity(30), oversize="drop"))
-    for _ in zip(range(80), get_savable_loader(dataset), strict=False):
-        pass
-    (told,) = [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()]
+    take(get_savable_loader(dataset_of(leaf_of(120), batching=BestFit(Capacity(30), oversize="drop"))), 80)
+    (told,) = told_of(caplog, "do not fit")
     assert re.search(r"batch: [\d,]+ samples? dropped, with [\d,]+ tokens \(logged once", told)
 
 

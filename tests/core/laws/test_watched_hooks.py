@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,19 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    Cooker,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    cooker,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import Cooker, SkipSample, TaskEncoder, cooker, stateless
 from energon_lite.hooks import LendingScope
 from energon_lite.hooks.global_generators import Marks
-from tests.testing import ALONE, examples
+from tests.core.laws.kinds import dealt
+from tests.testing import Listed, examples, take, train_loader
 
 #: Ways to draw a number, or to change a state, that all have to be noticed.
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -93,14 +83,9 @@ class AlwaysSeeded(Sometimes):
         return super().batch(samples)
 
 
-def _batches(path: Any, encoder: Any, count: int, *, world: int = 1, workers: int = 0, start: Any = "fork") -> Any:
-    with ExitStack() as stack:
-        ranks: list[Iterator[Any]] = []
-        for rank in range(world):
-            config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-            dataset = get_train_dataset(path, task_encoder=encoder, batch_size=4, worker_config=config)
-            ranks.append(iter(stack.enter_context(get_savable_loader(dataset, start_method=start))))
-        return [next(rank) for _, rank in zip(range(count), itertools.cycle(ranks), strict=False)]
+def _batches(path: Any, encoder: Any, workers: int = 0, world: int = 1, start: Any = "fork") -> list[Any]:
+    how: Any = {"task_encoder": encoder, "batch_size": 4, "world_size": world, "start_method": start}
+    return dealt([train_loader(path, workers, rank=rank, **how) for rank in range(world)], 24)
 
 
 @settings(max_examples=examples(30))
@@ -118,13 +103,13 @@ def test_equal_to_hooks_that_are_always_seeded(leaf_of: Any, way: str, every: in
     np.random.standard_normal()  # there is half a pair left
     torch.manual_seed(3)
     before = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    seeded = _batches(leaf_of(100), AlwaysSeeded(way, every, fails), 24)
-    found = _batches(leaf_of(100), Sometimes(way, every, fails), 24, world=world, workers=workers, start=start)
+    seeded = _batches(leaf_of(100), AlwaysSeeded(way, every, fails))
+    found = _batches(leaf_of(100), Sometimes(way, every, fails), workers, world, start)
     assert found == seeded
     assert (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()) == before
 
 
-class Counts(TaskEncoder):
+class Counts(Listed):
     """Counts calls, and the states that samples were given."""
 
     def __init__(self, draws_from: int):
@@ -140,27 +125,18 @@ class Counts(TaskEncoder):
             self.states.add(torch.initial_seed())
         return sample.__key__
 
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
-
 
 @pytest.mark.parametrize("draws_from, twice", [(0, 0), (3, 0), (9, 4), (40, 4), (100, 0)])
 def test_hooks_run_again_at_most_once_and_never_if_they_draw_at_first(
     leaf_of: Any, draws_from: int, twice: int
 ) -> None:
     encoder = Counts(draws_from)
-    dataset = get_train_dataset(leaf_of(60), task_encoder=encoder, batch_size=4, worker_config=ALONE)
-    batches = list(itertools.islice(get_savable_loader(dataset), 15))
+    batches = take(train_loader(leaf_of(60), task_encoder=encoder, batch_size=4), 15)
     assert len({key for batch in batches for key in batch}) == 60
     assert sum(count == 2 for count in encoder.calls.values()) <= twice and max(encoder.calls.values()) <= 2
     assert (encoder.calls.total() > 60) == bool(twice)
-
-
-def test_hooks_that_draw_nothing_are_not_seeded_after_the_first_batch(leaf_of: Any) -> None:
-    encoder = Counts(100)
-    dataset = get_train_dataset(leaf_of(60), task_encoder=encoder, batch_size=4, worker_config=ALONE)
-    list(itertools.islice(get_savable_loader(dataset), 15))
-    assert len(encoder.states) == 4 + 1, "those of the first batch, and the caller's"
+    if draws_from == 100:  # none draws: only those of the first batch are seeded
+        assert len(encoder.states) == 4 + 1, "those of the first batch, and the caller's"
 
 
 @cooker
@@ -169,14 +145,11 @@ def cook(sample: Any) -> Any:
     return {"__key__": sample["__key__"], "__restore_key__": sample["__restore_key__"], "drawn": drawn}
 
 
-class Cooks(TaskEncoder):
+class Cooks(Listed):
     cookers = [Cooker(cook)]
 
     def encode_sample(self, sample: Any) -> Any:
         return sample | {"more": sample["drawn"] and [torch.rand(()).item()]}
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 class CooksSeeded(Cooks):
@@ -185,28 +158,22 @@ class CooksSeeded(Cooks):
         return super().encode_sample(sample)
 
 
-def test_cookers_are_watched_too(write_dataset: Callable[..., Any], tmp_path: Any) -> None:
-    samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)
-    assert _batches(path, Cooks(), 24) == _batches(path, CooksSeeded(), 24)
+def test_cookers_are_watched_too(crude: Any) -> None:
+    assert _batches(crude, Cooks()) == _batches(crude, CooksSeeded())
 
 
-class Reads(TaskEncoder):
+class Reads(Listed):
     """Reads a state without drawing, and so has to ask for seeds."""
 
     @stateless(restore_seeds=True)
     def encode_sample(self, sample: Any) -> Any:
         return torch.initial_seed(), random.getstate()[1][:3]
 
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
-
 
 def test_hooks_that_read_states_ask_for_seeds(leaf_of: Any) -> None:
-    alone = _batches(leaf_of(60), Reads(), 24)
+    alone = _batches(leaf_of(60), Reads())
     assert len({seed for batch in alone for seed, _ in batch}) == 24 * 4
-    assert _batches(leaf_of(60), Reads(), 24, workers=2) == alone
+    assert _batches(leaf_of(60), Reads(), workers=2) == alone
 
 
 @pytest.mark.parametrize("way", DRAWS)

@@ -40,10 +40,6 @@ class Tokens(TaskEncoder):
         return pack_sequences([], pad=-1)
 
 
-def alone() -> WorkerConfig:
-    return ALONE
-
-
 def tokens_of(batches: Iterable[Any]) -> list[list[int]]:
     return [batch.tokens[0].tolist() for batch in batches]
 
@@ -53,25 +49,25 @@ def sequences(batches: list[Any]) -> list[list[int]]:
     return [tokens for tokens in tokens_of(batches) if tokens]
 
 
-STRATEGIES = st.sampled_from(
-    [
-        {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 3},
-        {"strategy": "bfd", "capacity": CAPACITY},
-        {"strategy": "bfd", "capacity": 50, "oversize": "split"},
-        {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4},
-        {"strategy": "concat_split", "tokens": 64},
-        {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
-        {"strategy": "fixed", "batch_size": 3},
-        {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
-        {"strategy": "length_difference", "batch_size": 4, "max_difference": 5},
-    ]
+#: Documents of strategies.
+DOCUMENTS: tuple[dict[str, Any], ...] = (
+    {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 3},
+    {"strategy": "bfd", "capacity": CAPACITY},
+    {"strategy": "bfd", "capacity": 50, "oversize": "split"},
+    {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4},
+    {"strategy": "concat_split", "tokens": 64},
+    {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
+    {"strategy": "fixed", "batch_size": 3},
+    {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
+    {"strategy": "length_difference", "batch_size": 4, "max_difference": 5},
 )
+STRATEGIES = st.sampled_from(DOCUMENTS)
 SEGMENTS = st.lists(
     st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 0, 0, 2]), st.integers(0, 8)), min_size=1, max_size=4
 )
 QUIET = settings(deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def dataset_of(path: Any, config: WorkerConfig | None = None, encoder: TaskEncoder | None = None, **more: Any) -> Any:
+def dataset_of(path: Any, config: WorkerConfig = ALONE, encoder: TaskEncoder | None = None, **more: Any) -> Any:
     arguments: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(CAPACITY)), "chunk_size": 40, **more}
-    return get_train_dataset(path, worker_config=config or alone(), task_encoder=encoder or Tokens(), **arguments)
+    return get_train_dataset(path, worker_config=config, task_encoder=encoder or Tokens(), **arguments)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, TextSample, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, TextSample
 from energon_lite.hooks import LendingScope, global_generators, running_context
-from tests.testing import alone, in_time, nightly_but
+from tests.testing import in_time, nightly_but, train_loader
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -184,37 +185,27 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _points(leaf_of: Any, kind: str, method: Any, workers: int, first: int, step: int) -> int:
-    def build() -> Any:
-        dataset = get_train_dataset(leaf_of(50), batch_size=3, worker_config=alone(workers), **KINDS[kind])
-        return get_savable_loader(dataset, start_method=method)
-
-    return step * _every(build, first, step, method == "thread")
-
-
-def test_every_point_of_a_batch(leaf_of: Any) -> None:
-    assert _points(leaf_of, "planned", "fork", 0, 2, 1) > 50
-
-
-METHODS = [("fork", 0, 23), ("thread", 2, 29), ("fork", 2, 101)]
+#: How workers are started, how many there are, and of how many points one is tried.
+COARSE: list[tuple[str, int, int]] = [("fork", 0, 23), ("thread", 2, 29), ("fork", 2, 101)]
+FINE = [("fork", 0, 1), ("thread", 2, 1), ("fork", 2, 7)]
 
 
 @pytest.mark.parametrize(
     ("first", "method", "workers", "step", "kind"),
-    # Without workers each kind once.
+    # Without workers each kind once, and every point of one.
     nightly_but(
-        {0, 2, 5, 6, 8, 13, 15, 16, 23}, ((first, *how, kind) for first in (0, 2) for how in METHODS for kind in KINDS)
+        {0, 2, 5, 6, 8, 13, 15, 16, 23, 24},
+        (
+            (first, *how, kind)
+            for first, hows in ((0, COARSE), (2, COARSE), (2, FINE))
+            for how in hows
+            for kind in KINDS
+        ),
     ),
 )
 def test_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, step: int, first: int) -> None:
-    assert _points(leaf_of, kind, method, workers, first, step) >= step
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method, workers, step", [("fork", 0, 1), ("thread", 2, 1), ("fork", 2, 7)])
-def test_many_points_of_a_batch(leaf_of: Any, kind: str, method: Any, workers: int, step: int) -> None:
-    assert _points(leaf_of, kind, method, workers, 2, step) > 50
+    build = partial(train_loader, leaf_of(50), workers, batch_size=3, start_method=method, **KINDS[kind])
+    assert step * _every(build, first, step, method == "thread") >= (step if (method, workers, step) in COARSE else 51)
 
 
 def test_who_is_interrupted_while_it_takes_the_generators_holds_no_lock() -> None:

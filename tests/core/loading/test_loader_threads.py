@@ -12,21 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite import TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError, UsageError
-from tests.testing import ALONE, alone
+from tests.testing import take, train_loader, val_loader
 
 Leaf = Callable[..., Path]
 KINDS = [(0, "fork"), (2, "thread"), (2, "fork")]
 
 
-def loader_of(leaf: Path, workers: int, start_method: Any, *, endless: bool = True) -> Any:
-    make = get_train_dataset if endless else get_val_dataset
-    return get_savable_loader(make(leaf, batch_size=1, worker_config=alone(workers)), start_method=start_method)
+def loader_of(leaf: Path, workers: int = 0, start_method: Any = "fork", **more: Any) -> Any:
+    return train_loader(leaf, workers, batch_size=1, start_method=start_method, **more)
 
 
 def keys(batches: Any, count: int) -> list[str]:
-    return [batch.__key__[0] for _, batch in zip(range(count), batches, strict=False)]
+    return [batch.__key__[0] for batch in take(batches, count)]
 
 
 def at_once(count: int, body: Callable[[], list[str]]) -> tuple[list[str], list[Exception]]:
@@ -56,7 +55,7 @@ def at_once(count: int, body: Callable[[], list[str]]) -> tuple[list[str], list[
 def test_threads_at_once_get_an_error_and_none_loses_a_batch(
     leaf_of: Leaf, workers: int, start_method: str, shared: bool
 ) -> None:
-    expected = keys(loader_of(leaf_of(400), 0, "fork"), 400)
+    expected = keys(loader_of(leaf_of(400)), 400)
     with loader_of(leaf_of(400), workers, start_method) as loader:
         batches = iter(loader)
 
@@ -82,7 +81,7 @@ def test_threads_at_once_get_an_error_and_none_loses_a_batch(
 @pytest.mark.parametrize(("workers", "start_method"), KINDS)
 def test_threads_with_a_lock_share_an_epoch(leaf_of: Leaf, workers: int, start_method: str) -> None:
     """What the error advises."""
-    with loader_of(leaf_of(60), workers, start_method, endless=False) as loader:
+    with val_loader(leaf_of(60), workers, batch_size=1, start_method=start_method) as loader:
         lock, batches = threading.Lock(), iter(loader)
 
         def one() -> Any:
@@ -96,8 +95,8 @@ def test_threads_with_a_lock_share_an_epoch(leaf_of: Leaf, workers: int, start_m
 @given(turns=st.lists(st.integers(0, 3), max_size=20))
 def test_threads_in_turn_go_on_where_the_one_before_was(leaf_of: Leaf, turns: list[int]) -> None:
     """As when a prefetcher's thread ends, and another one takes over; also one that fails."""
-    expected = keys(loader_of(leaf_of(400), 0, "fork"), 100)
-    loader = loader_of(leaf_of(400), 0, "fork")
+    expected = keys(loader_of(leaf_of(400)), 100)
+    loader = loader_of(leaf_of(400))
     batches: Iterator[Any] = iter(loader)
     got: list[str] = []
     for turn in turns:
@@ -108,8 +107,8 @@ def test_threads_in_turn_go_on_where_the_one_before_was(leaf_of: Leaf, turns: li
 
 
 def test_workers_outlive_the_thread_that_started_them(leaf_of: Leaf) -> None:
-    expected = keys(loader_of(leaf_of(400), 0, "fork"), 80)
-    with loader_of(leaf_of(400), 2, "fork") as loader:
+    expected = keys(loader_of(leaf_of(400)), 80)
+    with loader_of(leaf_of(400), 2) as loader:
         batches = iter(loader)
         found, errors = at_once(1, lambda: keys(batches, 5))
         assert errors == [] and found + keys(batches, 75) == expected
@@ -129,19 +128,19 @@ class Fails(TaskEncoder):
 
 
 def test_a_thread_takes_over_from_one_that_failed(leaf_of: Leaf, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = get_savable_loader(get_train_dataset(leaf_of(50), batch_size=1, task_encoder=Fails(), worker_config=ALONE))
+    loader = loader_of(leaf_of(50), task_encoder=Fails())
     batches = iter(loader)
     _, errors = at_once(1, lambda: keys(batches, 1))
     assert "not now" in str(errors)
     assert next(batches, None) is None  # as a generator that has raised
     monkeypatch.setattr(Fails, "fails", False)
-    assert keys(loader, 3) == keys(loader_of(leaf_of(50), 0, "fork"), 3)
+    assert keys(loader, 3) == keys(loader_of(leaf_of(50)), 3)
 
 
 @pytest.mark.parametrize(("workers", "start_method"), KINDS)
 def test_who_only_looks_disturbs_nobody(leaf_of: Leaf, workers: int, start_method: str) -> None:
     """Threads that ask for numbers and states all the time, as one that watches a run does."""
-    expected = keys(loader_of(leaf_of(400), 0, "fork"), 300)
+    expected = keys(loader_of(leaf_of(400)), 300)
     done = threading.Event()
     with loader_of(leaf_of(400), workers, start_method) as loader:
 
@@ -187,9 +186,8 @@ class Notes(TaskEncoder):
 
 def test_no_batch_is_taken_while_another_thread_takes_answers_of_workers(leaf_of: Leaf) -> None:
     """``stats()`` takes answers that have come, and a thread that asks for a batch meanwhile waits until it is done."""
-    expected = keys(loader_of(leaf_of(40), 0, "fork"), 20)
-    dataset = get_train_dataset(leaf_of(40), batch_size=1, task_encoder=Notes(), worker_config=alone(1))
-    with get_savable_loader(dataset, start_method="fork") as loader:
+    expected = keys(loader_of(leaf_of(40)), 20)
+    with loader_of(leaf_of(40), 1, task_encoder=Notes()) as loader:
         batches = iter(loader)
         found = keys(batches, 1)
 

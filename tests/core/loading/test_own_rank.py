@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig
 from energon_lite.errors import TopologyError, UsageError
 from tests.fork_server import run_program, write_commands
-from tests.testing import ALONE
+from tests.testing import ALONE, take, train_loader
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
 SAMPLES = 12
@@ -35,8 +35,8 @@ with get_savable_loader(get_val_dataset(sys.argv[1], batch_size=1, worker_config
 
 
 def keys(leaf: Path, config: WorkerConfig, count: int = SAMPLES // 2) -> list[str]:
-    with get_savable_loader(get_train_dataset(leaf, batch_size=1, worker_config=config)) as loader:
-        return [batch.__key__[0] for _, batch in zip(range(count), loader, strict=False)]
+    with train_loader(leaf, batch_size=1, worker_config=config) as loader:
+        return [batch.__key__[0] for batch in take(loader, count)]
 
 
 @pytest.fixture
@@ -110,10 +110,8 @@ def test_peers_that_share_batches_stay(leaf_of: Any, tmp_path: Path) -> None:
     """Tensor-parallel peers by hand; and all batches on each rank."""
 
     def job(rank: int) -> tuple[list[str], list[str], bool]:
-        loader = get_savable_loader(
-            get_train_dataset(leaf_of(SAMPLES), batch_size=1, worker_config=WorkerConfig(rank=rank // 2, world_size=2))
-        )
-        shared = [batch.__key__[0] for _, batch in zip(range(6), loader, strict=False)]
+        loader = train_loader(leaf_of(SAMPLES), rank=rank // 2, world_size=2, batch_size=1)
+        shared = [batch.__key__[0] for batch in take(loader, 6)]
         saved = loader.save_state_global() is not None
         return shared, keys(leaf_of(SAMPLES), ALONE, SAMPLES), saved
 
@@ -124,9 +122,8 @@ def test_peers_that_share_batches_stay(leaf_of: Any, tmp_path: Path) -> None:
 
 def test_a_rank_that_no_process_has_is_found_when_states_meet(leaf_of: Any, tmp_path: Path) -> None:
     def job(rank: int) -> None:
-        config = WorkerConfig(rank=0, world_size=2)
-        loader = get_savable_loader(get_train_dataset(leaf_of(SAMPLES), batch_size=1, worker_config=config))
-        next(iter(loader))
+        loader = train_loader(leaf_of(SAMPLES), rank=0, world_size=2, batch_size=1)
+        take(loader, 1)
         with pytest.raises(TopologyError, match=r"no process is data-parallel rank 1 of 2; .* ranks 0, 0, 0, 0"):
             loader.save_state_global()
 

@@ -42,24 +42,21 @@ def test_bijection_as_far_as_it_can_be_seen_at_sizes_up_to_2_to_the_62(n: int, k
         assert len(np.unique(there)) == len(np.unique(index))
 
 
-@given(n=sizes, key=keys, data=st.data())
-def test_twins_and_inverse(n: int, key: int, data: st.DataObject) -> None:
-    index = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
-    there = permute_array(np.array(index), n, key)
-    assert there.tolist() == [permute(i, n, key) for i in index]
-    assert all(0 <= i < n for i in there.tolist())
-    assert unpermute_array(there, n, key).tolist() == index
-    assert [unpermute(i, n, key) for i in there.tolist()] == index
-
-
 @given(cases=st.lists(st.tuples(sizes, keys, st.integers(0, 2**62)), min_size=1, max_size=40))
-def test_sizes_and_keys_of_their_own(cases: list[tuple[int, int, int]]) -> None:
+def test_twins_and_inverse(cases: list[tuple[int, int, int]]) -> None:
+    """Arrays, with sizes and keys of their own or with one for all, and single numbers; there and back."""
     n = np.array([case[0] for case in cases])
     key = np.array([case[1] for case in cases], dtype=np.uint64)
     index = np.array([i % size for size, _, i in cases])
     there = permute_array(index, n, key)
     assert there.tolist() == [permute(int(i), size, k) for i, (size, k, _) in zip(index, cases, strict=True)]
     assert unpermute_array(there, n, key).tolist() == index.tolist()
+    assert [unpermute(int(i), size, k) for i, (size, k, _) in zip(there, cases, strict=True)] == index.tolist()
+    size, one, _ = cases[0]
+    for all_of_one in (permute_array, unpermute_array):
+        found = all_of_one(index % size, size, one).tolist()
+        assert found == all_of_one(index % size, np.full_like(n, size), np.full_like(key, one)).tolist()
+    assert (there >= 0).all() and (there < n).all()
 
 
 def test_every_key_its_own_order() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
 from energon_lite.extras.energon import MapDataset
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.stores import NoCachePool
 from energon_lite.topology import Replica
+from tests.testing import Listed, train_loader
 
 
 def seen() -> tuple[int, int, int]:
@@ -45,11 +46,6 @@ class Packer(Seer):
         return [one for pack in samples for one in pack] + [seen()]
 
 
-def _loader(path: Path, config: WorkerConfig, method: str, encoder: TaskEncoder, **kwargs: Any) -> Any:
-    dataset = get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config, **kwargs)
-    return get_savable_loader(dataset, start_method=method)
-
-
 @pytest.fixture(autouse=True)
 def nobody_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerConfig, "_asked", None)
@@ -76,11 +72,10 @@ def test_two_loaders_take_turns(leaf_of: Callable[..., Path], method: str, encod
         )
         for rank, workers in ((1, 1), (2, 2))
     ]
-    packing = {"packing_buffer_size": 4} if isinstance(encoder, Packer) else {}
-    with (
-        _loader(leaf_of(50), configs[0], method, encoder, **packing) as one,
-        _loader(leaf_of(50), configs[1], method, encoder, **packing) as other,
-    ):
+    arguments: Any = {"batch_size": 2, "task_encoder": encoder, "start_method": method}
+    arguments |= {"packing_buffer_size": 4} if isinstance(encoder, Packer) else {}
+    one, other = (train_loader(leaf_of(50), worker_config=config, **arguments) for config in configs)
+    with one, other:
         for (first, second), _ in zip(zip(one, other, strict=False), range(4), strict=False):
             assert set(first) == {(1, 1, 0)}
             assert {(rank, workers) for rank, workers, _ in second} == {(2, 2)}
@@ -92,27 +87,22 @@ def test_two_loaders_take_turns(leaf_of: Callable[..., Path], method: str, encod
 
 
 def test_functions_of_wrappers(leaf_of: Callable[..., Path]) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    inner = get_train_dataset(leaf_of(50), batch_size=2, task_encoder=Seer(), worker_config=config)
-    dataset = MapDataset(inner, lambda batch: [*batch, seen()], worker_config=config)
+    inner = train_loader(leaf_of(50), 1, batch_size=2, task_encoder=Seer()).dataset
+    dataset = MapDataset(inner, lambda batch: [*batch, seen()], worker_config=inner.worker_config)
     with get_savable_loader(dataset) as loader:
         assert set(next(iter(loader))) == {(0, 1, 0)}
 
 
-class Cached(TaskEncoder):
+class Cached(Listed):
     """Batches of the caches that hooks find."""
 
     def encode_sample(self, sample: Any) -> Any:
         return self.cache
 
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
-
 
 def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
-    config, pool = WorkerConfig(rank=0, world_size=1), NoCachePool()
-    inner = get_train_dataset(leaf_of(50), batch_size=2, task_encoder=Cached(), worker_config=config)
-    with get_savable_loader(MapDataset(inner, list, worker_config=config), cache_pool=pool) as loader:
+    pool, inner = NoCachePool(), train_loader(leaf_of(50), batch_size=2, task_encoder=Cached()).dataset
+    with get_savable_loader(MapDataset(inner, list), cache_pool=pool) as loader:
         assert all(found is pool for found in next(iter(loader)))
 
 

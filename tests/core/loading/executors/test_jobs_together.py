@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite import SavableDataLoader, SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataLoader, SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, WorkerError
 from energon_lite.loading.executors import worker_pool, worker_process
-from tests.testing import nightly_but, take
+from tests.testing import nightly_but, take, train_loader
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +37,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def loader(path: Path, number: int, encoder: TaskEncoder | None = None, **options: Any) -> SavableDataLoader:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=number)
-    dataset = get_train_dataset(
-        path, batch_size=options.pop("batch_size", 4), task_encoder=encoder, worker_config=config
-    )
-    return get_savable_loader(dataset, **options)
+    return train_loader(path, number, task_encoder=encoder, **{"batch_size": 4, **options})
 
 
 def keys(found: SavableDataLoader, count: int) -> list[Any]:
@@ -83,8 +79,7 @@ def test_of_large_results_there_are_not_many(leaf_of: Any, monkeypatch: pytest.M
     monkeypatch.setattr(worker_pool.WorkerPool, "_collect", measuring)
     monkeypatch.setattr(worker_pool, "_UNKNOWN", 1.0)  # how large they are is known before they count as short
     with loader(leaf_of(50), 2, Long(), max_bytes_in_flight=6 << 20) as two:
-        for _ in zip(range(120), two, strict=False):  # none is kept
-            pass
+        deque(islice(two, 120), maxlen=0)  # none is kept
     assert 2 << 20 < most < 7 << 20
 
 
@@ -126,38 +121,26 @@ class Breaks(TaskEncoder):
         return [lambda: 0] if self.what == "unsendable" and "a-31" in batch.__key__ else batch
 
 
-def until(found: SavableDataLoader, error: type[Exception]) -> Iterator[Any]:
-    with pytest.raises(error) as caught:
-        for batch in found:
-            yield batch.__key__
-    yield str(caught.value)
-
-
-@pytest.mark.parametrize("what", ["end", "unsendable"])
-def test_an_error_comes_behind_the_batches_before_it(leaf_of: Any, groups: list[int], what: str) -> None:
-    path = leaf_of(50)
-    with loader(path, 0) as alone:
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("end", FatalSampleError, ["enough"]),
+        ("unsendable", Exception, ["[0] is the function Breaks.batch.<locals>.<lambda>"]),
+        ("die", WorkerError, ["in encode_sample of a-31", "micro-batch {} of pass 0"]),  # and no other is named
+    ],
+)
+def test_an_error_comes_behind_the_batches_before_it(
+    leaf_of: Any, groups: list[int], what: str, error: type[Exception], words: list[str]
+) -> None:
+    with loader(leaf_of(50), 0) as alone:
         plain = keys(alone, 13)  # an epoch
     before = next(number for number, some in enumerate(plain) if "a-31" in some)
-    with loader(path, 2, Breaks(what)) as two:
-        *found, text = until(two, Exception if what == "unsendable" else FatalSampleError)
-    assert found == plain[:before]
-    assert ("enough" if what == "end" else "[0] is the function Breaks.batch.<locals>.<lambda>") in text
-    assert max(groups) > 2
-
-
-def test_the_job_that_kills_is_named_and_no_other(
-    leaf_of: Any, groups: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    path = leaf_of(50)
-    with loader(path, 0) as alone:
-        plain = keys(alone, 13)
-    before = next(number for number, some in enumerate(plain) if "a-31" in some)
-    with loader(path, 2, Breaks("die")) as two:
-        *found, text = until(two, WorkerError)
+    found = []
+    with loader(leaf_of(50), 2, Breaks(what)) as two, pytest.raises(error) as caught:
+        for batch in two:
+            found.append(batch.__key__)
     assert found == plain[:before] and max(groups) > 2
-    assert "in encode_sample of a-31" in text and f"micro-batch {before} of pass 0" in text
+    assert all(one.format(before) in str(caught.value) for one in words)
 
 
 def test_skips_are_counted_when_they_are_delivered(leaf_of: Any) -> None:

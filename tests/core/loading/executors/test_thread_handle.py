@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
-from energon_lite import (
-    ReadAhead,
-    SavableDataLoader,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
-from energon_lite.errors import FatalSampleError, UsageError, WorkerError
-from tests.testing import in_time, take, told_of, until
+from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
+from energon_lite.errors import UsageError, WorkerError
+from tests.testing import in_time, take, told_of, train_loader, until
 
-
-def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:
-    data = {name: kwargs.pop(name) for name in ("read_ahead", "packing_buffer_size") if name in kwargs}
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config, **data)
-    return get_savable_loader(dataset, start_method="thread", **kwargs)
-
-
-class Draws(TaskEncoder):
-    """Own randomness, skips, failures, in whichever thread."""
-
-    def encode_sample(self, sample: Any) -> Any:
-        number = int(sample.text[2:])
-        time.sleep(0.001 * (number % 3))
-        if number % 7 == 0:
-            raise SkipSample("seven")
-        if number % 11 == 0:
-            raise ValueError("eleven")
-        return {"text": sample.text, "drawn": float(self.rng.random()), "pid": os.getpid()}
-
-
-def test_threads_give_the_same_batches(leaf_of: Any) -> None:
-    with _loader(leaf_of(50), 0, encoder=Draws()) as alone, _loader(leaf_of(50), 3, encoder=Draws()) as threads:
-        for _, one, other in zip(range(40), alone, threads, strict=False):
-            assert one == other
-            assert alone.save_state_rank() == threads.save_state_rank()
-        assert alone.stats()["reasons"] == threads.stats()["reasons"] and threads.stats()["failed"] > 0
+_loader = partial(train_loader, batch_size=4, start_method="thread")
 
 
 def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
@@ -72,15 +36,6 @@ def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
     assert found == expected
 
 
-def test_an_error_reaches_the_caller(leaf_of: Any) -> None:
-    class Ends(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            raise FatalSampleError("the end")
-
-    with _loader(leaf_of(20), 2, encoder=Ends()) as loader, pytest.raises(FatalSampleError, match="the end"):
-        next(iter(loader))
-
-
 class Held(TaskEncoder):
     """Waits, from the second batch on, until it may go on."""
 
@@ -98,7 +53,7 @@ class Held(TaskEncoder):
 def _held(leaf: Any, **kwargs: Any) -> Iterator[tuple[Held, SavableDataLoader, Iterator[Any]]]:
     """A loader whose thread waits in the hook of the next batch; it goes on at the end."""
     encoder = Held()
-    with _loader(leaf, 1, encoder=encoder, watchdog_timeout_seconds=0.2, **kwargs) as loader:
+    with _loader(leaf, 1, task_encoder=encoder, watchdog_timeout_seconds=0.2, **kwargs) as loader:
         batches = iter(loader)
         next(batches)
         assert encoder.begun.wait(120)
@@ -135,10 +90,10 @@ def test_hooks_that_have_to_wait_for_each_other_are_told(leaf_of: Any, caplog: p
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-    _loader(leaf_of(20), 1, encoder=Pure())
-    _loader(leaf_of(20), 0, encoder=Seeded())  # no threads, no danger
+    _loader(leaf_of(20), 1, task_encoder=Pure())
+    _loader(leaf_of(20), 0, task_encoder=Seeded())  # no threads, no danger
     assert "one at a time" not in caplog.text
-    _loader(leaf_of(20), 1, encoder=Seeded())
+    _loader(leaf_of(20), 1, task_encoder=Seeded())
     assert "start_method='thread': encode_sample of Seeded are run one at a time" in caplog.text
 
 
@@ -156,7 +111,7 @@ class Waits(TaskEncoder):
 
 
 def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
-    with _loader(leaf_of(16), 2, encoder=Waits()) as loader:
+    with _loader(leaf_of(16), 2, task_encoder=Waits()) as loader:
         assert len(next(iter(loader)).__key__) == 4
         assert loader.stats()["failed"] == 0  # of one that waits in vain
 

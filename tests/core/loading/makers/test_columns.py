@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from energon_lite import (
-    DefaultTaskEncoder,
-    Reading,
-    Sample,
-    TaskEncoder,
-    edataclass,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE, alone, calls_here, examples
-
-Same = Callable[[Any, Any], bool]
+from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
 CAPTIONS = """\
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
@@ -50,53 +42,39 @@ def npy(values: Any) -> bytes:
 
 
 def captions(count: int, mark: str) -> list[tuple[str, dict[str, bytes]]]:
-    return [
-        (
-            f"{mark}{number}",
-            {
-                "npy": npy(np.full((1 + number % 3, 2), number, dtype=np.int32)),
-                "json": json.dumps({"text": [f"{mark} {number}", "x" * (number % 5)]}).encode(),
-                "txt": f"caption {number}".encode(),
-            },
-        )
-        for number in range(count)
-    ]
+    samples = []
+    for number in range(count):
+        about = {"text": [f"{mark} {number}", "x" * (number % 5)]}
+        image = npy(np.full((1 + number % 3, 2), number, dtype=np.int32))
+        parts = {"npy": image, "json": json.dumps(about).encode(), "txt": f"caption {number}".encode()}
+        samples.append((f"{mark}{number}", parts))
+    return samples
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three data sets: with three parts, with an excluded shard and sample, and one whose samples are not alike."""
     root = tmp_path_factory.mktemp("columns")
-    one = captions(90, "a")
-    write_dataset(
-        root / "one",
-        {"0.tar": one[:40], "1.tar": one[40:41], "2.tar": one[41:]},
-        dataset_yaml=CAPTIONS % ("npy", "json[text][0]"),
-    )
-    two = captions(60, "b")
-    write_dataset(
-        root / "two",
-        {"0.tar": two[:20], "1.tar": two[20:]},
-        dataset_yaml=CAPTIONS % ("npy", "txt"),
-        exclude=["0.tar/b3", "1.tar/b21", "1.tar/b59"],
-    )
-    unlike = captions(30, "c")
+    one, two, unlike = (captions(count, mark) for count, mark in ((90, "a"), (60, "b"), (30, "c")))
+    shards = {"0.tar": one[:40], "1.tar": one[40:41], "2.tar": one[41:]}
+    write_dataset(root / "one", shards, dataset_yaml=CAPTIONS % ("npy", "json[text][0]"))
+    yaml, exclude = CAPTIONS % ("npy", "txt"), ["0.tar/b3", "1.tar/b21", "1.tar/b59"]
+    write_dataset(root / "two", {"0.tar": two[:20], "1.tar": two[20:]}, dataset_yaml=yaml, exclude=exclude)
     for number, (_, parts) in enumerate(unlike):
         if number % 4 == 0:
             parts["extra.bin"] = b"more"
         if number % 7 == 0:
             del parts["json"]
-    write_dataset(root / "unlike", {"0.tar": unlike}, dataset_yaml=CAPTIONS % ("npy", "txt"))
+    write_dataset(root / "unlike", {"0.tar": unlike}, dataset_yaml=yaml)
     return root
 
 
-def blend(folder: Path, names: tuple[str, ...], *more: tuple[str, Any]) -> dict[str, Any]:
-    entries = [{"path": str(folder / name), "weight": 1.0, **dict(more)} for name in names]
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
+def blend(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    return blend_of((folder / name, 1.0) for name in names)
 
 
 def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[BatchRunner, list[Job]]:
-    dataset = get_train_dataset(path, worker_config=ALONE, task_encoder=encoder, **arguments)
+    dataset = train_loader(path, task_encoder=encoder, **arguments).dataset
     return dataset.runner(), dataset.jobs(0, [(number,) for number in range(25)])
 
 
@@ -108,7 +86,6 @@ class OneByOne(DefaultTaskEncoder):
 
 
 def png(height: int, width: int) -> bytes:
-    from PIL import Image
 
     stream = io.BytesIO()
     Image.new("RGB", (width, height), (height, width, 7)).save(stream, "PNG")
@@ -116,7 +93,7 @@ def png(height: int, width: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten of one size, then ten of other sizes."""
     sizes = [(2, 3)] * 10 + [(2 + number % 2, 3 + number % 3) for number in range(10)]
     samples = [(str(number), {"png": png(*size), "txt": b"x"}) for number, size in enumerate(sizes)]
@@ -125,7 +102,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[.
 
 
 @pytest.mark.parametrize("padding", [None, 0, 7.5, "list", {"image": 1}, {"image": "list"}, {"caption": 0}])
-def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: Same, padding: Any) -> None:
+def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, padding: Any) -> None:
     found: list[list[Any]] = []
     for encoder in (DefaultTaskEncoder(padding=padding), OneByOne(padding=padding)):
         made, jobs = pipeline(pictures, encoder, batch_size=3)
@@ -147,10 +124,18 @@ def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[..., Path], workers: int) -> None:
     both = blend(folder, (str(pictures), str(leaf_of(20))))
-    dataset = get_train_dataset(both, batch_size=4, worker_config=alone(workers), task_encoder=DefaultTaskEncoder())
-    with get_savable_loader(dataset) as loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
+    loader = train_loader(both, workers, batch_size=4, task_encoder=DefaultTaskEncoder())
+    with loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
         next(iter(loader))
-    words = ("CaptioningSample: ", "TextSample: a-", str(pictures), str(leaf_of(20)), "encode_sample", "cooker")
+    words = (
+        "CaptioningSample: ",
+        "TextSample: a-",
+        str(pictures),
+        str(leaf_of(20)),
+        "encode_sample",
+        "cooker",
+        "batch_group_criterion",
+    )
     assert all(word in str(caught.value) for word in words)
 
 
@@ -163,28 +148,16 @@ def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[
     labels=st.sampled_from([None, {"more": [1]}]),
 )
 def test_the_same_to_the_byte(
-    folder: Path,
-    same: Same,
-    names: list[str],
-    raw: bool,
-    windows: tuple[int | None, int | None],
-    batch_size: int,
-    labels: dict[str, Any] | None,
+    folder: Path, names: list[str], raw: bool, windows: Any, batch_size: int, labels: Any
 ) -> None:
     if raw:  # nothing to look into
         names = ["two" if name == "one" else name for name in names]
+    arguments = _windows(windows) | {"batch_size": batch_size, "subflavors": labels}
     found = []
     for encoder in (DefaultTaskEncoder(), OneByOne()):
         if raw:
             encoder.decoder = None
-        made, jobs = pipeline(
-            blend(folder, tuple(names)),
-            encoder,
-            batch_size=batch_size,
-            shuffle_buffer_size=windows[0],
-            max_samples_per_sequence=windows[1],
-            subflavors=labels,
-        )
+        made, jobs = pipeline(blend(folder, names), encoder, **arguments)
         found.append([made.run(job) for job in jobs])
     for quick, slow in zip(*found, strict=True):
         assert same(quick.batch, slow.batch) and type(quick.batch) is type(slow.batch)
@@ -192,6 +165,10 @@ def test_the_same_to_the_byte(
         assert quick.outcomes == slow.outcomes
         again = pickle.loads(pickle.dumps(quick.batch))
         assert same(again, slow.batch) and again.__sources__ == slow.batch.__sources__
+
+
+def _windows(windows: tuple[int | None, int | None]) -> dict[str, Any]:
+    return dict(zip(("shuffle_buffer_size", "max_samples_per_sequence"), windows, strict=True))
 
 
 @pytest.mark.parametrize("windows", [(None, None), (40, 7)])
@@ -202,32 +179,21 @@ def test_it_is_taken_where_samples_are_alike(
         raise AssertionError("sample by sample")
 
     monkeypatch.setattr(JobRunner, "make", refuse)
-    made, jobs = pipeline(
-        blend(folder, ("one", "two")),
-        TaskEncoder(),
-        batch_size=4,
-        shuffle_buffer_size=windows[0],
-        max_samples_per_sequence=windows[1],
-    )
+    made, jobs = pipeline(blend(folder, ("one", "two")), TaskEncoder(), batch_size=4, **_windows(windows))
     for job in jobs:
         made.run(job)
 
 
 def test_runs_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
 
     calls = calls_here(monkeypatch, os, "preadv")
-    made, jobs = pipeline(
-        str(folder / "one"), TaskEncoder(), batch_size=3, shuffle_buffer_size=30, max_samples_per_sequence=10
-    )
+    made, jobs = pipeline(str(folder / "one"), TaskEncoder(), batch_size=3, **_windows((30, 10)))
     keys = [key for job in itertools.islice(jobs, 30) for key in made.run(job).batch.__key__]
     assert len(set(keys)) == len(keys) == 75
     assert len(calls) <= 9 + 2 + 2  # nine runs, two of them cut by the ends of shards, and a little more
 
 
-def test_a_sample_that_fails_is_replaced_as_ever(
-    write_dataset: Callable[..., Path], tmp_path: Path, same: Same
-) -> None:
+def test_a_sample_that_fails_is_replaced_as_ever(tmp_path: Path) -> None:
     samples = captions(20, "d")
     samples[7][1]["npy"] = b"broken"
     samples[11][1]["json"] = b"{}"
@@ -244,12 +210,10 @@ def test_a_sample_that_fails_is_replaced_as_ever(
         ]
 
 
-def test_a_shard_that_changes_while_it_is_read(write_dataset: Callable[..., Path], tmp_path: Path, same: Same) -> None:
+def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = write_dataset(tmp_path / "e", {"0.tar": captions(20, "e")}, dataset_yaml=CAPTIONS % ("npy", "txt"))
-    made, jobs = pipeline(str(path), TaskEncoder(), batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=5)
-    shard = path / "0.tar"
-    with shard.open("r+b") as file:
-        file.truncate(3000)
+    made, jobs = pipeline(str(path), TaskEncoder(), batch_size=4, **_windows((10, 5)))
+    os.truncate(path / "0.tar", 3000)
     with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
         for job in jobs[:5]:
             made.run(job)
@@ -297,23 +261,17 @@ class Counted(Rated):
         return super().__new__(cls)
 
 
-class Listed(TaskEncoder):
+class Raw(Listed):
     decoder = None
-
-    def batch(self, samples: list[Any]) -> Any:
-        return samples
 
 
 @pytest.mark.parametrize("kind", [Rated, Measured, Upper, Counted])
-def test_samples_are_made_as_by_their_type(
-    write_dataset: Callable[..., Path], tmp_path: Path, kind: type[Any], same: Same
-) -> None:
+def test_samples_are_made_as_by_their_type(tmp_path: Path, kind: type[Any]) -> None:
     document = f"sample_type: {{__module__: {__name__}, __class__: {kind.__name__}}}\nfield_map: {{text: txt}}\n"
     stored = [(f"k{number}", {"txt": b"text %d" % number}) for number in range(6)]
     write_dataset(tmp_path / "typed", {"0.tar": stored}, dataset_yaml=document)
-    arguments = {"worker_config": ALONE, "batch_size": 3, "reading": Reading(trust_code=True)}
     Counted.made = 0
-    loader = get_savable_loader(get_train_dataset(tmp_path / "typed", task_encoder=Listed(), **arguments))
+    loader = train_loader(tmp_path / "typed", task_encoder=Raw(), batch_size=3, trust_code=True)
     samples = next(iter(loader))
     assert Counted.made == (3 if kind is Counted else 0)
     texts = dict(stored)

@@ -1,46 +1,42 @@
-"""What a loader can say about itself."""
+"""What a loader can say about itself: numbers, which jobs are timed and what they say, and reports of what was lost."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
 import time
+import timeit
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    SavableDataLoader,
-    SkipSample,
-    TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    pack_sequences,
-)
+from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, pack_sequences
 from energon_lite.batching import TokenSequence
 from energon_lite.batching.collate import tokens_of
-from energon_lite.loading.makers.observers import JobTimer
+from energon_lite.loading.executors.executor import STAGES, WorkSeconds
+from energon_lite.loading.makers import observers
+from energon_lite.loading.makers.observers import JobTimer, Times
+from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.loading.makers.report import Report
+from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, take, until
+from tests.testing import blend_of, take, train_loader
 
-
-def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
-    config = alone(workers)
-    names = ("batch_size", "packing_buffer_size")
-    given = {"batch_size": 4} | {name: kwargs.pop(name) for name in names if name in kwargs}
-    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=config, **given), **kwargs)
+_loader = partial(train_loader, batch_size=4)
+#: Workers, and how they are started.
+WAYS: list[tuple[int, Any]] = [(0, "main"), (1, "fork"), (1, "thread")]
 
 
 def _blend(leaf_of: Any, **weights: float) -> dict[str, Any]:
-    leaves = [{"path": str(leaf_of(30, tag)), "weight": weight} for tag, weight in weights.items()]
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": leaves}}}
+    return blend_of((leaf_of(30, tag), weight) for tag, weight in weights.items())
 
 
 class Picky(TaskEncoder):
@@ -69,10 +65,10 @@ def _by_leaf(stats: dict[str, Any], kind: str) -> dict[str, int]:
     return {one["dataset"][0]: one[kind] for one in stats["datasets"]}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_counts_by_data_set(leaf_of: Any, workers: int) -> None:
-    with _loader(_blend(leaf_of, a=0.7, b=0.3), Picky(), workers) as loader:
-        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch.text]
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_counts_by_data_set(leaf_of: Any, workers: int, method: Any) -> None:
+    with _loader(_blend(leaf_of, a=0.7, b=0.3), workers, task_encoder=Picky(), start_method=method) as loader:
+        texts = [text for batch in take(loader, 40) for text in batch.text]
         stats = loader.stats()
     assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
     assert stats["samples"] == len(texts) == 160 and stats["batches"] == 40
@@ -82,11 +78,11 @@ def test_counts_by_data_set(leaf_of: Any, workers: int) -> None:
     assert {one["path"] for one in stats["datasets"]} == {str(leaf_of(30, tag)) for tag in "ab"}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int) -> None:
-    packing = {"batch_size": 1, "packing_buffer_size": 5}
-    with _loader(_blend(leaf_of, a=0.5, b=0.5), Packs(), workers, **packing) as loader:
-        texts = [text for _, batch in zip(range(40), loader, strict=False) for text in batch["texts"][0]]
+@pytest.mark.parametrize(("workers", "method"), WAYS[:2])
+def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int, method: Any) -> None:
+    packing: Any = {"batch_size": 1, "packing_buffer_size": 5, "task_encoder": Packs()}
+    with _loader(_blend(leaf_of, a=0.5, b=0.5), workers, start_method=method, **packing) as loader:
+        texts = [text for batch in take(loader, 40) for text in batch["texts"][0]]
         stats = loader.stats()
     assert _by_leaf(stats, "samples") == Counter(text[0] for text in texts)
     assert sum(_by_leaf(stats, "dropped").values()) == stats["dropped"] > 10
@@ -97,7 +93,7 @@ def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int) -> Non
 def test_the_default_hooks_count_alike(leaf_of: Any) -> None:
     """Whole batches by columns, too."""
     with _loader(_blend(leaf_of, a=0.5, b=0.5)) as loader:
-        texts = [text for _, batch in zip(range(20), loader, strict=False) for text in batch.text]
+        texts = [text for batch in take(loader, 20) for text in batch.text]
         assert _by_leaf(loader.stats(), "samples") == Counter(text[0] for text in texts)
 
 
@@ -108,23 +104,12 @@ def test_a_batch_that_fails_is_charged_to_its_samples(leaf_of: Any) -> None:
                 raise ValueError("divisible by four")
             return super().batch(samples)
 
-    with _loader(_blend(leaf_of, a=0.75, b=0.25), Uneven(), batch_size=2) as loader:
+    with _loader(_blend(leaf_of, a=0.75, b=0.25), task_encoder=Uneven(), batch_size=2) as loader:
         take(loader, 40)
         stats = loader.stats()
     failed = _by_leaf(stats, "failed")
     assert stats["failed"] == failed["a"] + failed["b"] and stats["failed"] % 2 == 0
     assert failed["a"] > failed["b"] > 0
-
-
-class Tokens(TaskEncoder):
-    def encode_sample(self, sample: Any) -> Any:
-        return {"tokens": torch.zeros(4), "num_tokens": len(sample.text)}
-
-
-def test_tokens_where_a_batch_says_them(leaf_of: Any) -> None:
-    with _loader(leaf_of(30, "a"), Tokens()) as loader:
-        tokens = sum(sum(batch["num_tokens"]) for _, batch in zip(range(5), loader, strict=False))
-        assert loader.stats()["tokens"] == tokens >= 60
 
 
 @pytest.mark.parametrize(
@@ -160,10 +145,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
 
     lengths = np.array([1 + index % 5 for index in range(30)])
     monkeypatch.setattr(WebdatasetSource, "column", lambda *_: lengths)
-    dataset = get_train_dataset(
-        leaf_of(30, "a"), batch_size=None, batching=BestFit(Capacity(16)), task_encoder=Sequences(), worker_config=ALONE
-    )
-    with get_savable_loader(dataset) as loader:
+    with train_loader(leaf_of(30, "a"), batching=BestFit(Capacity(16)), task_encoder=Sequences()) as loader:
         batches = take(loader, 10)
         found = sum(batch.num_tokens if says_tokens else batch["count"] for batch in batches)
         assert loader.stats()["tokens"] == found > 100 and loader.stats()["skipped"] > 0
@@ -175,7 +157,7 @@ def test_waiting_is_measured(leaf_of: Any) -> None:
             time.sleep(0.005)
             return sample
 
-    with _loader(leaf_of(30, "a"), Slow()) as loader:
+    with _loader(leaf_of(30, "a"), task_encoder=Slow()) as loader:
         began = time.monotonic()
         for _ in zip(range(5), loader, strict=False):
             time.sleep(0.05)  # the trainer's own time does not count
@@ -183,40 +165,16 @@ def test_waiting_is_measured(leaf_of: Any) -> None:
         assert 5 * 4 * 0.005 <= loader.stats()["wait_seconds"] <= elapsed - 5 * 0.05
 
 
-def test_the_queue_is_seen(leaf_of: Any) -> None:
-    class Big(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Any:
-            return {"x": torch.zeros(1000)}
-
-    with _loader(leaf_of(30, "a"), Big(), 1, prefetch_factor=3) as loader:
-        assert loader.stats()["queue"] == {"ready": 0, "pending": 0, "bytes_in_flight": 0}
-        next(iter(loader))
-        assert until(lambda: loader.stats()["queue"]["ready"])
-        queue = loader.stats()["queue"]
-        assert queue["ready"] + queue["pending"] == 3
-        assert queue["bytes_in_flight"] >= queue["ready"] * 4 * 4000
-
-
 def test_deaths_survive_the_close(leaf_of: Any) -> None:
-    loader = _loader(leaf_of(30, "a"), workers=1)
-    iterator = iter(loader)
+    loader = _loader(leaf_of(30, "a"), 1)
+    take(loader, 1)
     for _ in range(2):
-        next(iterator)
         os.kill(loader._workers.executor()._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        for _ in range(5):
-            next(iterator)
+        take(loader, 5)
         loader.close()
-    assert loader.stats()["worker_deaths"] == 2
-
-
-def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
-    dataset = get_val_dataset(leaf_of(30, "a"), batch_size=4, task_encoder=Picky(), worker_config=ALONE)
-    loader = get_savable_loader(dataset)
-    for _ in loader:
-        pass
-    stats = loader.stats()
-    assert (stats["samples"], stats["failed"], stats["batches"]) == (24, 6, 8)
+        take(loader, 1)
     loader.close()
+    assert loader.stats()["worker_deaths"] == 2
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, "main"), (2, "thread"), (2, "fork")])
@@ -224,7 +182,7 @@ def test_bytes_are_those_that_the_loaders_own_jobs_have_read(
     leaf_of: Any, workers: int, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JobTimer, "due", property(lambda self: math.inf, lambda self, due: None), raising=False)
-    with _loader(leaf_of(30)) as other, _loader(leaf_of(30), workers=workers, start_method=method) as loader:
+    with _loader(leaf_of(30)) as other, _loader(leaf_of(30), workers, start_method=method) as loader:
         take(other, 5)  # in this process, before the loader has any workers
         assert loader.stats()["bytes_read"] == 0
         texts = [text for batch in take(loader, 10) for text in batch.text]
@@ -235,3 +193,164 @@ def test_bytes_are_those_that_the_loaders_own_jobs_have_read(
     delivered = sum(len(text.encode()) for text in texts)
     least, most = {"main": (1, 1), "thread": (1, 50), "fork": (0, 50)}[method]  # processes only report timed jobs
     assert least * delivered <= read <= most * delivered
+
+
+def test_many_skips_are_a_filter_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    report, skip = Report(100), Failure("leaf", "key", "encode_sample", "too long", skipped=True)
+    for step in range(2000):
+        report.add([skip if step % 5 == 0 else None])
+        assert ("this is a filter" in caplog.text) == (step >= 1000)  # the first skip after so many samples
+    assert caplog.text.count("this is a filter") == 1
+    assert "energon-lite measure PATH --task-encoder" in caplog.text and "use_measured_skips=True" in caplog.text
+
+
+def test_few_skips_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    report, skip = Report(100), Failure("leaf", "key", "encode_sample", "too long", skipped=True)
+    for step in range(2000):
+        report.add([skip if step % 10 == 9 else None])
+    assert "filter" not in caplog.text and report.skipped == 200
+
+
+def test_reasons_that_differ_in_numbers_and_keys_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    report = Report(0)
+    for number in range(185):
+        reason = f"ValueError: {number} tokens of 'sample{number}' are no text"
+        report.add([Failure("leaf", f"sample{number}", "encode_sample", reason, skipped=False)])
+    for key in ("one", "two"):
+        report.add([Failure("leaf", key, "decode", f"{key}: it is broken", skipped=False)])
+        report.add([Failure("leaf", key, "decode", f"KeyError: 'more {key}s'", skipped=False)])
+    assert [one["count"] for one in report.stats()["reasons"]] == [185, 2, 1, 1]
+    report.log_summary()
+    assert "185 x leaf, encode_sample: ValueError: 0 tokens of 'sample0' are no text (one of them)" in caplog.text
+    assert "1 x leaf, decode: KeyError: 'more twos'\n" in caplog.text + "\n" and "other reasons" not in caplog.text
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 100.0
+        monkeypatch.setattr(observers.time, "monotonic", lambda: self.now)
+
+
+class Samples:
+    """What makes samples, as far as a timer sees it: a second for each step of a job."""
+
+    observers: tuple[Any, ...] = ()
+
+    def __init__(self, clock: Clock, *steps: tuple[str, str]):
+        self.clock, self.steps = clock, steps
+
+    def make(self) -> str:
+        for observer in self.observers:
+            observer.begin()
+        for stage, leaf in self.steps:
+            for observer in self.observers:
+                observer.step(stage, leaf, "key")
+            self.clock.now += 1.0
+        for observer in self.observers:
+            observer.end(())
+        self.clock.now += 1.0  # somebody else's
+        return "made"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_seconds_by_stage_and_data_set(clock: Clock) -> None:
+    COUNTS.take()
+    COUNTS.bytes_read += 7
+    said: list[Times] = []
+    steps = [("read", "a"), ("decode", "a"), ("encode_sample", "a"), ("decode_columns", "b"), ("batch", "*")]
+    timer, samples = JobTimer(said.append), Samples(clock, *steps, ("cook_crude_sample", "a"))
+    timer.sent = 0.5
+    assert timer.run(samples, samples.make) == "made" and samples.observers == ()
+    (times,) = said
+    assert times.seconds == 7.0 and times.sent == 0.5 and times.reads == Reads(7)
+    assert times.steps == [
+        ("read", "a", 1.0),
+        ("decode", "a", 1.0),
+        ("hooks", "a", 2.0),
+        ("decode", "b", 1.0),
+        ("batch", "*", 1.0),
+    ]
+    work = WorkSeconds()
+    work.add(times)
+    work.busy = 70.0  # ten jobs of this kind, of which one was timed
+    expected = {"read": 10.0, "decode": 20.0, "hooks": 20.0, "batch": 10.0, "other": 10.0}
+    assert work.sum().by_stage() == pytest.approx(expected)
+    assert work.by_leaf() == [
+        {"dataset": "a", "read": 10.0, "decode": 10.0, "hooks": 20.0},
+        {"dataset": "b", "read": 0.0, "decode": 10.0, "hooks": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("steps", [1, 64, 1000])
+def test_to_look_takes_a_250th_of_the_time_at_most(clock: Clock, steps: int) -> None:
+    timer, samples = JobTimer(lambda _: None), Samples(clock, *[("decode", "a")] * steps)
+    began = clock.now
+    timer.run(samples, samples.make)
+    assert timer.due - began == pytest.approx((steps + 24) * 1.5e-6 * 250)
+    assert timer.due < clock.now, "slow jobs are timed one by one"
+
+
+def test_a_job_that_fails_is_timed_and_nobody_looks_on_behind_it(clock: Clock) -> None:
+    said: list[Times] = []
+    timer, samples = JobTimer(said.append), Samples(clock, ("decode", "a"))
+
+    def fail() -> None:
+        samples.make()
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        timer.run(samples, fail)
+    assert samples.observers == () and said[0].seconds == 2.0
+
+
+def test_it_costs_a_few_microseconds() -> None:
+    timer = JobTimer(lambda _: None)
+    samples: Any = type("Samples", (), {"observers": ()})()
+    best = min(timeit.repeat(lambda: timer.run(samples, lambda: None), repeat=200, number=1))
+    assert best < 24 * 1.5e-6, "a timed job costs more than is reckoned with"
+
+
+#: Seconds of a job by stage.
+PARTS = st.tuples(*[st.integers(0, 1000)] * len(STAGES)).filter(any)
+
+
+def add(work: WorkSeconds, parts: tuple[int, ...], timed: bool) -> None:
+    """A job is done, by whichever worker."""
+    if timed:
+        steps = [(stage, "a", float(part)) for stage, part in zip(STAGES, parts, strict=True) if stage != "other"]
+        work.add(Times(float(sum(parts)), steps, cpu_seconds=float(parts[0])))
+    work.busy += sum(parts)
+
+
+@given(st.lists(st.tuples(PARTS, st.booleans()), max_size=20))
+def test_no_stage_is_wrong_by_more_than_nobody_has_timed(jobs: list[tuple[tuple[int, ...], bool]]) -> None:
+    work = WorkSeconds()
+    for parts, timed in jobs:
+        add(work, parts, timed)
+    found, unknown = work.sum().by_stage(), sum(sum(parts) for parts, timed in jobs if not timed)
+    if not any(timed for _, timed in jobs):
+        assert not any(found.values())
+        return
+    assert sum(found.values()) == pytest.approx(work.busy)
+    for number, stage in enumerate(STAGES):
+        assert abs(found[stage] - sum(parts[number] for parts, _ in jobs)) <= unknown + 1e-6 * work.busy, stage
+    assert sum(float(one["decode"]) for one in work.by_leaf()) == pytest.approx(found["decode"])
+
+
+def test_a_slow_beginning_says_nothing_about_what_follows() -> None:
+    work = WorkSeconds()
+    add(work, (5000, 0, 0, 0, 0), True)  # files are opened
+    for number in range(1000):
+        add(work, (1, 9, 0, 0, 0), number % 100 == 99)
+    found = work.sum().by_stage()
+    assert found["read"] == pytest.approx(6000) and found["decode"] == pytest.approx(9000)
+    before = work.sum()
+    add(work, (0, 0, 10, 0, 0), True)
+    assert work.sum().since(before).by_stage() == pytest.approx(dict.fromkeys(STAGES, 0.0) | {"hooks": 10.0}, abs=1e-6)

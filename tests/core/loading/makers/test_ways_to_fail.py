@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bdb
+import errno
 import inspect
 import logging
 import os
@@ -16,10 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import SkipSample, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import hook_errors
-from tests.testing import alone, examples, take
+from tests.testing import examples, take, train_loader
 
 #: Hooks, and what a data set is given so that they are called.
 HOOKS: dict[str, dict[str, Any]] = {
@@ -67,6 +69,40 @@ RETURNS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+def _out_of_memory(value: Any) -> Any:
+    raise MemoryError("too much")
+
+
+def _wrapped(value: Any) -> Any:
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("cannot resize")  # noqa: B904
+
+
+def _no_files(value: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def _no_system_files(value: Any) -> Any:
+    raise RuntimeError("cannot open") from OSError(errno.ENFILE, "Too many open files in system")
+
+
+def _no_memory_to_map(value: Any) -> Any:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def _torch_has_no_memory(value: Any) -> Any:
+    return torch.empty(1 << 60, dtype=torch.uint8)
+
+
+#: What is left of nothing, and how a hook learns of it.
+SHORTAGES = {
+    "memory": (_out_of_memory, _wrapped, _no_memory_to_map, _torch_has_no_memory, lambda value: bytearray(1 << 46)),
+    "file descriptor": (_no_files, _no_system_files),
+}
+
+
 def _encoder(hook: str, does: Callable[[Any], Any]) -> TaskEncoder:
     def own(self: Any, value: Any) -> Any:
         return does(value)
@@ -78,9 +114,8 @@ def _encoder(hook: str, does: Callable[[Any], Any]) -> TaskEncoder:
     return type("Fails", (TaskEncoder,), packs | {hook: own})()
 
 
-def _loader(path: Path, encoder: TaskEncoder, method: str = "main", **arguments: Any) -> Any:
-    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": alone(2), **arguments}
-    return get_savable_loader(get_train_dataset(path, **data), start_method=method)
+def _loader(path: Path, encoder: TaskEncoder, method: Any = "main", **arguments: Any) -> Any:
+    return train_loader(path, 2, task_encoder=encoder, start_method=method, **{"batch_size": 2, **arguments})
 
 
 def _end(loader: Any) -> Exception:
@@ -98,21 +133,14 @@ def _own_frames(text: str) -> list[str]:
     return [line for line in text.splitlines() if 'File "' in line and "/energon_lite/" in line]
 
 
-class _Told(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 @pytest.fixture
 def told() -> Iterator[list[str]]:
     """What was told of failures."""
-    handler, logger = _Told(), logging.getLogger("energon_lite.loading.makers.outcomes")
+    texts, logger = list[str](), logging.getLogger("energon_lite.loading.makers.outcomes")
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    yield handler.texts
+    yield texts
     logger.removeHandler(handler)
 
 
@@ -244,9 +272,9 @@ def test_samples_without_keys_are_named_by_those_of_the_data(leaf_of: Any) -> No
         def encode_sample(self, sample: Any) -> Any:
             return {"x": torch.ones(len(sample.text))}
 
-    for arguments in ({}, {"packing_buffer_size": 4}):
-        encoder = _encoder("encode_sample", lambda sample: {"x": torch.ones(len(sample.text))})
-        error = _end(_loader(leaf_of(300), encoder if arguments else Sizes(), batch_size=40, **arguments))
+    packs = _encoder("encode_sample", Sizes().encode_sample)
+    for encoder, arguments in ((Sizes(), {}), (packs, {"packing_buffer_size": 4})):
+        error = _end(_loader(leaf_of(300), encoder, batch_size=40, **arguments))
         assert isinstance(error, UnlikeError) and "the 'x' of the samples of one batch have unequal sizes" in str(error)
         assert "sample 0" not in str(error) and ": a-" in str(error) and 'padding = {"x": 0}' in str(error)
 
@@ -258,54 +286,52 @@ def test_a_selection_of_samples_or_numbers_is_named(leaf_of: Any) -> None:
 
 
 def test_samples_that_are_numbers_may_be_packed(leaf_of: Any) -> None:
-    encoder = type(
-        "Numbers",
-        (TaskEncoder,),
-        {
-            "preencode_sample": lambda self, sample: len(sample.text),
-            "select_samples_to_pack": lambda self, samples: [samples],
-            "pack_selected_samples": lambda self, samples: sum(samples),
-        },
-    )
-    with _loader(leaf_of(300), encoder(), packing_buffer_size=4) as loader:
+    class Numbers(TaskEncoder):
+        def preencode_sample(self, sample: Any) -> Any:
+            return len(sample.text)
+
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return [samples]
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return sum(samples)
+
+    with _loader(leaf_of(300), Numbers(), packing_buffer_size=4) as loader:
         assert all(type(one) is int for one in next(iter(loader)))
 
 
-def test_a_hook_that_leaves_ends_the_run_with_its_place(leaf_of: Any) -> None:
+def test_hooks_that_leave_or_ask_for_a_gpu_end_the_run(leaf_of: Any) -> None:
+    """No sample is to blame."""
+
     def leaves(sample: Any) -> Any:
         raise SystemExit(3)
 
-    error = _end(_loader(leaf_of(300), _encoder("encode_sample", leaves), "fork"))
-    assert "sys.exit(3)" in str(error) and f'{__file__}", line' in str(error)
-
-
-def test_without_a_gpu_no_sample_is_to_blame(leaf_of: Any) -> None:
     def asks(sample: Any) -> Any:
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with ...")
-
-    error = _end(_loader(leaf_of(300), _encoder("encode_sample", asks)))
-    assert "asked for a GPU" in str(error) and '.to("cuda")' in str(error)
-
-
-@pytest.mark.parametrize("method", ["main", "fork"])
-def test_without_memory_the_hook_is_shown_and_nothing_of_the_library(leaf_of: Any, method: str) -> None:
-    def starves(sample: Any) -> Any:
-        raise MemoryError("too much")
-
-    text = _shown(_end(_loader(leaf_of(300), _encoder("encode_sample", starves), method)))
-    assert "no memory was left in encode_sample: too much" in text and "in starves" in text
-    assert len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
-
-
-def test_leaving_the_debugger_ends_the_run(leaf_of: Any) -> None:
-    import bdb
 
     def quits(sample: Any) -> Any:
         raise bdb.BdbQuit
 
-    assert "the debugger was left in encode_sample" in str(
-        _end(_loader(leaf_of(300), _encoder("encode_sample", quits)))
-    )
+    for does, method, words in (
+        (leaves, "fork", ["sys.exit(3)", f'{__file__}", line']),
+        (asks, "main", ["asked for a GPU", '.to("cuda")']),
+        (quits, "main", ["the debugger was left in encode_sample"]),
+    ):
+        error = _end(_loader(leaf_of(300), _encoder("encode_sample", does), method))
+        assert all(one in str(error) for one in words)
+
+
+@pytest.mark.parametrize("method", ["main", "fork"])
+@pytest.mark.parametrize(("what", "shortage"), [(what, one) for what, some in SHORTAGES.items() for one in some])
+def test_a_machine_that_is_short_of_something_ends_the_run(
+    leaf_of: Any, what: str, shortage: Callable[[Any], Any], method: str
+) -> None:
+    """The hook is shown and its sample named, and nothing of the library."""
+    error = _end(_loader(leaf_of(300), _encoder("encode_sample", shortage), method))
+    assert f"no {what} was left in encode_sample: " in str(error) and "a-300[train], a-" in str(error)
+    assert ("SkipSample" in str(error)) == (what == "memory")
+    text = _shown(error)
+    assert f"in {shortage.__name__}" in text and len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
 
 
 def test_all_frames_are_shown_to_who_asks(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

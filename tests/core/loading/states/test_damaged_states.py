@@ -18,22 +18,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    EnergonLiteError,
-    TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, EnergonLiteError, TaskEncoder, stateless
 from energon_lite.cli.checkpoint import summary, summary_lines
 from energon_lite.errors import FatalSampleError, StateError, UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.saved_states import merged, read_state_files, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE
+from tests.testing import take, train_loader, val_loader
 
 
 class Yielding(TaskEncoder):
@@ -44,47 +35,27 @@ class Yielding(TaskEncoder):
         yield from [sample] * (1 + len(sample.text) % 2)
 
 
-def _planned(leaf: Path) -> Any:
-    return get_train_dataset(leaf, batch_size=2, worker_config=ALONE)
-
-
-def _finite(leaf: Path) -> Any:
-    return get_val_dataset(leaf, batch_size=2, worker_config=ALONE)
-
-
-def _lanes(leaf: Path) -> Any:
-    arguments: Any = {"task_encoder": Yielding(), "chunk_size": 4, "lanes": 6}
-    return get_train_dataset(leaf, batch_size=2, worker_config=ALONE, **arguments)
-
-
-def _finite_lanes(leaf: Path) -> Any:
-    return get_val_dataset(leaf, batch_size=2, worker_config=ALONE, task_encoder=Yielding(), chunk_size=4, lanes=6)
-
-
-def _tokens(leaf: Path) -> Any:
-    return get_train_dataset(
-        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", chunk_size=8
-    )
-
-
-KINDS = {"planned": _planned, "finite": _finite, "lanes": _lanes, "finite lanes": _finite_lanes, "tokens": _tokens}
+_LANES: dict[str, Any] = {"batch_size": 2, "task_encoder": Yielding(), "chunk_size": 4, "lanes": 6}
+#: A loader of each kind of state, and its arguments.
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "planned": (train_loader, {"batch_size": 2}),
+    "finite": (val_loader, {"batch_size": 2}),
+    "lanes": (train_loader, _LANES),
+    "finite lanes": (val_loader, _LANES),
+    "tokens": (train_loader, {"batching": BestFit(Capacity(40)), "length_column": "length", "chunk_size": 8}),
+}
 
 
 @pytest.fixture(autouse=True)
 def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sample has 1 to 30 tokens; no column is on the disk."""
-
-    def column(source: WebdatasetSource, name: str) -> Any:
-        return np.arange(len(source), dtype=np.int64) * 7 % 30 + 1
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
+    monkeypatch.setattr(WebdatasetSource, "column", lambda source, name: np.arange(len(source)) * 7 % 30 + 1)
 
 
 def _state(kind: str, leaf_of: Callable[..., Path]) -> tuple[Any, dict[str, Any]]:
-    loader = get_savable_loader(KINDS[kind](leaf_of(20, "a")))
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
+    get, arguments = KINDS[kind]
+    loader = get(leaf_of(20, "a"), **arguments)
+    take(loader, 3)
     return loader, loader.save_state_rank()
 
 
@@ -114,6 +85,13 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _places(inner, (*at, key))
 
 
+def _put(state: Any, place: tuple[Any, ...], value: Any) -> None:
+    """Put something into a state."""
+    for step in place[:-1]:
+        state = state[step]
+    state[place[-1]] = value
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_a_damaged_state_is_refused_or_a_place_in_the_run(
@@ -125,10 +103,7 @@ def test_a_damaged_state_is_refused_or_a_place_in_the_run(
     for _ in range(data.draw(st.integers(1, 2))):
         more = data.draw(st.sampled_from(["", "", "", "rebase", "kind", "lanes", "cursors", "place", "new"]))
         place = (more,) if more else data.draw(st.sampled_from(list(_places(changed))))
-        inner = changed
-        for step in place[:-1]:
-            inner = inner[step]
-        inner[place[-1]] = data.draw(junk)
+        _put(changed, place, data.draw(junk))
     begin = time.process_time()
     try:
         loader.restore_state_rank(changed)
@@ -153,13 +128,8 @@ def test_what_reads_states_says_what_is_wrong(
     leaf_of: Callable[..., Path], tmp_path: Path, kind: str, data: st.DataObject
 ) -> None:
     """Files, merging, dealing, rebasing and the summary, of a state in which one value is another one."""
-    _, state = _state(kind, leaf_of)
-    place = data.draw(st.sampled_from(list(_places(state))))
-    inner = state
-    for step in place[:-1]:
-        inner = inner[step]
-    inner[place[-1]] = data.draw(junk)
-    dataset = KINDS[kind](leaf_of(20, "a"))
+    loader, state = _state(kind, leaf_of)
+    _put(state, data.draw(st.sampled_from(list(_places(state)))), data.draw(junk))
     path = tmp_path / "state"
     try:
         path.write_bytes(msgpack.packb(state))
@@ -168,7 +138,7 @@ def test_what_reads_states_says_what_is_wrong(
     for work in (
         lambda: [summary_lines(summary(one.state)) for one in read_state_files([path])],
         lambda: redistributed(merged([state, state]), 3),
-        lambda: rebase_state(state, dataset, dataset, give_up=True),
+        lambda: rebase_state(state, loader.dataset, loader.dataset, give_up=True),
     ):
         try:
             work()
@@ -189,9 +159,7 @@ def test_the_number_of_lanes_takes_no_memory(leaf_of: Callable[..., Path], lanes
     finally:
         tracemalloc.stop()
     with pytest.raises(UsageError, match="lanes is"):
-        get_train_dataset(
-            leaf_of(20, "a"), batch_size=2, worker_config=ALONE, task_encoder=Yielding(), lanes=(1 << 20) + 1
-        )
+        train_loader(leaf_of(20, "a"), **_LANES | {"lanes": (1 << 20) + 1})
 
 
 @pytest.mark.parametrize("kind", [[], {}, {"a": 1}, None, 5, "unknown", ["lanes"]])
@@ -229,13 +197,12 @@ def test_no_number_is_too_large_to_go_on_with(leaf_of: Callable[..., Path], kind
 def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> None:
     """Chunk after chunk would be planned in search of it."""
     loader, state = _state("tokens", leaf_of)
-    dataset = _tokens(leaf_of(20, "a"))
     for batch in (50, 1 << 39):
-        place = [state["place"][0], batch]
+        wrong = state | {"place": [state["place"][0], batch]}
         with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
-            loader.restore_state_rank(state | {"place": place})
+            loader.restore_state_rank(wrong)
         with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
-            rebase_state(state | {"place": place}, dataset, dataset)
+            rebase_state(wrong, loader.dataset, loader.dataset)
     assert loader.save_state_rank() == state
 
 

@@ -1,5 +1,5 @@
 """Data sets made of others: what is refused, counted and sent to workers. What the wrappers make, cut anywhere and
-restored anywhere, is compared with plain code by ``tests/core/laws/test_oracle.py`` and ``test_wrapped_loops.py``."""
+restored anywhere, is compared with plain code by ``tests/core/laws/test_oracle.py`` and ``test_ends.py``."""
 
 from __future__ import annotations
 
