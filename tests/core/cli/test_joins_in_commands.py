@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TEXT_YAML, text_dataset, write_dataset
-from tests.testing import output_of, refusal_of
+from tests.testing import TEXT_YAML, output_of, refusal_of, text_dataset, write_dataset
 
 JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
 
