@@ -28,8 +28,6 @@ THROUGH_DOORS = (
     "tests/core/config/test_mutated_documents.py::test_mutated_documents",
     "tests/core/recipes/test_doors.py::test_samples_of_a_source_that_fail_are_counted",
     *(f"{_CALLS}[{case}]" for case in ("buffers never full", "no chunk", "groups hand nothing over")),
-    *(f"{_CALLS}[{case}]" for case in ("worker_config of a loader", "what the decoder is told")),
-    "tests/core/recipes/test_wrong_inputs.py::test_energons_other_keywords_are_accepted",
 )
 #: Packages that are optional, or not installed everywhere: modules that need them may fail to import.
 OPTIONAL = {"torchvision", "lance", "torchtitan", "ray", "verl", "wandb", "mfusepy", "tensordict"}
