@@ -146,8 +146,9 @@ def test_sources_that_cannot_be() -> None:
     for scheme in ("file", "my scheme", ""):
         with pytest.raises(UsageError, match="not a scheme of a source"):
             register_source(scheme, Numbers)
-    with pytest.raises(UsageError, match=r"another source has the extensions \['.parquet'\]"):
-        register_source("rows", Numbers, extensions=(".parquet", ".rows"))
+    register_source("rows", Numbers, extensions=(".rows",))
+    with pytest.raises(UsageError, match=r"another source has the extensions \['.rows'\]"):
+        register_source("lines", Numbers, extensions=(".rows", ".lines"))
     register_source("absent", lambda url, split_part: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(DatasetError, match="the identity of the source, a NoneType, is None"):
         texts("absent://4")
