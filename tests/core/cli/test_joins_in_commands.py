@@ -40,6 +40,8 @@ def test_prepare_says_what_does_not_match(blend: Path) -> None:
     write(blend.parent, {"split_config": "part.yaml"})
     output = refusal_of("prepare", blend)
     assert "2 of 6 samples of" in output and "1 of 2 data sets cannot be read" in output
+    blend.write_text("splits: {train: {blend: 3}}")
+    assert "splits.train.blend" in refusal_of("prepare", blend)
 
 
 def test_info_names_all(blend: Path) -> None:

@@ -106,12 +106,13 @@ def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRan
         for (share, encoder, options), check_peers in itertools.product(ways, (True, False)):
             roles = {"share": share, "stages": "ends", "last_stage_fields": ["labels"]}
             with _loader(leaf_of(9, "share"), (2, 1, 1, 1), encoder, options, check_peers, **roles) as loader:
-                found += [sorted(batch) for batch in take(loader, 4)]
+                found += [sorted(batch) for batch in (loader if options else take(loader, 4))]
         return found
 
     first, last = run_ranks(2, rank_main)
-    assert first == [["__key__", "__restore_key__", "array", "labels", "note", "tokens", "who"]] * 24
-    assert last == [["__key__", "__restore_key__", "labels"]] * 24
+    assert len(first) == len(last) >= 24
+    assert all(names == ["__key__", "__restore_key__", "array", "labels", "note", "tokens", "who"] for names in first)
+    assert all(names == ["__key__", "__restore_key__", "labels"] for names in last)
 
 
 class FailsOnThird(Lengths):

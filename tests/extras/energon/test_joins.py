@@ -206,6 +206,8 @@ def test_other_workers(room: Path, cache: Path) -> None:
     assert len(sent) < 8192
     received = pickle.loads(sent)
     assert (len(received), received.key(3), received.fingerprint) == (4, "k06", dataset.leaves[0].source.fingerprint)
+    shard, number = received.locate(3)  # k06 is in the second shard of the first data set
+    assert (received.shard_names[shard], number) == ("s1.tar", 6)
     (table,) = Path(cache, "joins").glob("*.join")
     table.unlink()
     with pytest.raises(DataIndexError, match="was removed, or made again"):

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 
-from energon_lite import WorkerConfig
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
 from tests.extras.frameworks.framework_runs import (
@@ -30,7 +30,7 @@ from tests.extras.frameworks.framework_runs import (
     train_data,
     val_data,
 )
-from tests.testing import ALONE
+from tests.testing import ALONE, take
 
 Leaf = Callable[[int, str], Path]
 
@@ -110,6 +110,21 @@ def test_the_last_batch_of_a_pass_ends_an_accumulation(packed: bool, leaf_of: Le
         count = len(synchronised)
         assert synchronised == [number % 4 == 0 or number == count for number in range(1, count + 1)]
     assert count == 13 or packed
+
+
+def test_batches_that_were_taken_ahead_come_again(leaf_of: Leaf) -> None:
+    """Of a pass of unknown length, one batch is taken ahead: neither a loop that is left nor a state loses it."""
+    leaf = leaf_of(SAMPLES, "hf")
+    Accelerator(cpu=True)
+    loader = AccelerateLoader(get_savable_loader(train_data(leaf, ALONE, repeat=False, packed=True)))
+    seen = [numbers_of(batch) for batch in take(loader, 2)]
+    state = loader.state_dict()
+    seen += [numbers_of(batch) for batch in take(loader, 2)]
+    everything = expected(leaf, 4, repeat=False, packed=True)
+    assert seen == everything
+    loader.load_state_dict(state)
+    assert numbers_of(next(iter(loader))) == everything[2]
+    loader.close()
 
 
 def test_what_accelerate_looks_for_behind_a_loader(leaf_of: Leaf) -> None:

@@ -257,6 +257,8 @@ def test_yarn_as_qwen_writes_it() -> None:
 
 
 def test_a_model_that_they_have_not() -> None:
+    with pytest.raises(StateError, match="image_size=4"):
+        huggingface_config(ModelConfig(image_size=4), torch.float32)
     with pytest.raises(StateError, match="qkv_bias=True, qk_norm=True together"):
         huggingface_config(ModelConfig(qkv_bias=True, qk_norm=True), torch.float32)
 
