@@ -19,12 +19,13 @@ from energon_lite.batching.sequence_batches import (
     PackedBatch,
     PaddedBatch,
     TokenSequence,
+    as_planned,
     cut_sequence,
     next_token_pairs,
     pack_sequences,
     pad_sequences,
 )
-from energon_lite.errors import SampleError, UsageError
+from energon_lite.errors import FatalSampleError, SampleError, SkipSample, UsageError
 
 PAD = 99
 
@@ -254,3 +255,19 @@ def test_learning_rates() -> None:
             learning_rate_scale(size, reference)
     with pytest.raises(UsageError, match="no rule 'cubic'"):
         learning_rate_scale(1, 1, "cubic")  # type: ignore[arg-type]
+
+
+def test_a_plan_that_cuts_needs_sequences_as_long_as_it_says() -> None:
+    tokens = torch.arange(5)
+    sample = TokenSequence(__key__="k", __restore_key__=(), __subflavors__={}, tokens=tokens, labels=tokens)
+    assert as_planned({"tokens": 1}, 0, 4, 0) == {"tokens": 1}
+    assert as_planned(sample, 2, 2, 1).tokens.tolist() == [2, 3] and as_planned(sample, 3, 4, 1).tokens.tolist() == [
+        3,
+        4,
+    ]
+    with pytest.raises(FatalSampleError, match="the plan cuts samples, and encode_sample returned a dict"):
+        as_planned({"tokens": 1}, 0, 4, 1)
+    with pytest.raises(SkipSample, match="nothing is left of it from token 5 on"):
+        as_planned(sample, 5, 2, 1)
+    with pytest.raises(SampleError, match="has 5 tokens, and its batch was planned for 4"):
+        as_planned(sample, 0, 4, 0)

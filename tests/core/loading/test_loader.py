@@ -230,3 +230,9 @@ def test_an_endless_stream_ends_with_its_virtual_epoch(leaf_of: Callable[..., Pa
 def test_nobody_knows_where_hooks_decide(leaf_of: Callable[..., Path]) -> None:
     assert set(said(train_loader(leaf_of(14), task_encoder=Groups(), repeat=False))) == {None}
     assert said(train_loader(leaf_of(14), task_encoder=Groups(), virtual_epoch_length=2)) == [False, True]
+
+
+def test_a_step_that_is_skipped_is_no_batch(leaf_of: Callable[..., Path]) -> None:
+    for own in ({"batch_size": 2}, {"task_encoder": Groups()}):
+        with train_loader(leaf_of(14), repeat=False, skip_steps=[1], **own) as loader:
+            assert loader.stats()["batches"] == 0 < len(list(loader)) == loader.stats()["batches"]
