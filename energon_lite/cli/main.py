@@ -6,6 +6,8 @@ message, without a traceback, with exit code 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -62,22 +64,26 @@ class _LazyGroup(click.Group):
                 formatter.write_dl(lines)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        try:
-            return super().make_context(*args, **extra)  # --help lists commands of guests
-        except EnergonLiteError as error:
-            raise click.ClickException(str(error)) from None
+        with _errors_as_messages():  # --help lists commands of guests
+            return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _errors_as_messages():
             return super().invoke(ctx)
-        except EnergonLiteError as error:
-            raise click.ClickException(str(error)) from None
-        except BrokenPipeError:
-            raise  # the reader of the output has closed it, such as `head`: click ends silently
-        except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
-            raise click.ClickException(f"{error.strerror}: {error.filename}") from None
-        except OSError as error:
-            raise click.ClickException(str(error)) from None
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    try:
+        yield
+    except EnergonLiteError as error:
+        raise click.ClickException(str(error)) from None
+    except BrokenPipeError:
+        raise  # the reader of the output has closed it, such as `head`: click ends silently
+    except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise click.ClickException(f"{error.strerror}: {error.filename}") from None
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
 
 
 # Commands inherit the settings.
