@@ -1,10 +1,8 @@
 """Entry points: what guests add to the core, as tables that name code without importing it.
 
 A guest is a package in ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
-metadata, in the group ``energon_lite``. It has one or more tables: ``COMMANDS``, ``SOURCES``, ``COLUMNS``,
-``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
-``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``, ``WORKERS``, ``UNIT_RUNNERS``. A guest that
-is deleted takes its entries with it.
+metadata, in the group ``energon_lite``. It has one or more of the tables :data:`TABLES`, each of which is described by
+the function here that returns its entries. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -37,7 +35,7 @@ _TRAINER = "energon_lite.trainer"
 #: Group of the packaging metadata of other distributions.
 _GROUP = "energon_lite"
 #: Names of all tables.
-_TABLES = {
+TABLES = {
     *("COMMANDS", "SOURCES", "COLUMNS", "COST_MODELS", "DECODERS", "PREPARE_STEPS", "STATE_READERS", "OBSERVERS"),
     *("BATCH_PATHS", "METADATASET_KEYS", "KEYWORDS", "BLEND_OPENERS", "STORAGE_GUESTS", "WORKERS", "UNIT_RUNNERS"),
 }
@@ -354,9 +352,9 @@ def _foreign(entry_point: metadata.EntryPoint) -> ModuleType:
         guest = import_module(entry_point.value)
     except ImportError as error:
         raise UsageError(str(error), where=where, fix="correct it, or uninstall the package") from error
-    if vars(guest).keys().isdisjoint(_TABLES):
+    if vars(guest).keys().isdisjoint(TABLES):
         what = f"{guest.__name__} has none of the tables of entries"
-        raise UsageError(what, where=where, fix=f"name one of them: {', '.join(sorted(_TABLES))}")
+        raise UsageError(what, where=where, fix=f"name one of them: {', '.join(sorted(TABLES))}")
     return guest
 
 
