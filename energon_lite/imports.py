@@ -10,8 +10,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from energon_lite.errors import UsageError, did_you_mean
-
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose public names stand in its stub, ``__init__.pyi``.
@@ -60,6 +58,8 @@ def find_named(text: str, *, option: str, form: str, example: str, wanted: str) 
     Raises:
         UsageError: the module or the name does not exist.
     """
+    from energon_lite.errors import UsageError, did_you_mean  # takes longer than this module, which every package needs
+
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise UsageError(f"{text!r} is not of the form {form}", fix=f"write {example}")
