@@ -1,4 +1,4 @@
-"""Door of the tests: data sets by hand, loaders of one rank, commands run here, accidents, kills and limits of time.
+"""Door of the tests: data sets by hand, loaders of one rank, commands run here, and limits of time.
 
 ``HYPOTHESIS_PROFILE`` chooses how many of the examples are tried that tests give: ``default``, two of five; ``check``,
 one of five, for the inner loop; ``full``, all; ``nightly``, twenty times as many, others each time.
@@ -11,14 +11,12 @@ import io
 import json
 import os
 import random
-import signal
 import socket
 import sys
 import tarfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
@@ -33,7 +31,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
 
 from energon_lite import (
     DataLoader,
@@ -354,87 +351,6 @@ def calls_here(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list
 def told_of(caplog: pytest.LogCaptureFixture, what: object) -> list[str]:
     """The messages in a log that name something."""
     return [message for record in caplog.records if str(what) in (message := record.getMessage())]
-
-
-#: Functions of ``os`` that change what is on the disk, or promise that it is there.
-STEPS = ("replace", "rename", "unlink", "remove", "fsync", "mkdir", "rmdir")
-
-
-def killed_at_every_step(
-    work: Callable[[], object], before: Callable[[], object] = lambda: None, more: Sequence[tuple[Any, str]] = ()
-) -> Iterator[bool]:
-    """Do ``work`` in children, each killed one step later than the one before, until one does it all.
-
-    Args:
-        work: what is done, in one process (its own children would not be killed with it).
-        before: called before each.
-        more: further functions whose calls are steps, as (module, name).
-
-    Yields:
-        Whether the child was killed; False once, at the end.
-    """
-    step, killed = 0, True
-    while killed:
-        before()
-        killed = killed_at(step, work, more)
-        yield killed
-        step += 1
-
-
-def die_at(step: int, more: Sequence[tuple[Any, str]] = ()) -> None:
-    """Let this process kill itself when it begins its ``step``-th step from now."""
-    left = step
-
-    def count(function: Callable[..., object]) -> Callable[..., object]:
-        def counted(*arguments: object, **options: object) -> object:
-            nonlocal left
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return function(*arguments, **options)
-
-        return counted
-
-    for owner, name in [*((os, name) for name in STEPS), *more]:
-        setattr(owner, name, count(getattr(owner, name)))
-
-
-def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, str]] = ()) -> bool:
-    """Do ``work`` in a child that is killed when it begins its ``step``-th step (from 0); whether it was."""
-    child = os.fork()
-    if not child:
-        try:
-            die_at(step, more)
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL), status
-    return status != 0
-
-
-def damaged(data: st.DataObject, whole: bytes) -> bytes:
-    """The contents of a file after one accident; they may be what they were.
-
-    Args:
-        data: hypothesis' ``st.data()``, which chooses the accident.
-        whole: the contents, not empty.
-    """
-    changed = bytearray(whole)
-    kind = data.draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
-    place = data.draw(st.integers(0, len(changed) - 1))
-    if kind == "bit":
-        changed[place] ^= 1 << data.draw(st.integers(0, 7))
-    elif kind == "zeros":
-        size = data.draw(st.integers(1, len(changed) - place))
-        changed[place : place + size] = bytes(size)
-    elif kind == "cut":
-        del changed[place:]
-    else:
-        changed += data.draw(st.binary(min_size=1, max_size=600))
-    return bytes(changed)
 
 
 def received(connection: Connection, segments: SegmentReader | None = None) -> Any:

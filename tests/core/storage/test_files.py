@@ -38,7 +38,8 @@ from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import damaged, descriptors, examples, in_time, told_of
+from tests.accidents import damaged
+from tests.testing import descriptors, examples, in_time, told_of
 
 
 def test_replaces_a_file_as_a_whole(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from energon_lite.storage import (
     decode_to_size,
 )
 from energon_lite.storage.samples.image_decoding import IMAGE_FORMS
-from tests.testing import ALONE, damaged, examples, write_dataset
+from tests.accidents import damaged
+from tests.testing import ALONE, examples, write_dataset
 
 #: Differences between torch's filters and Pillow's, in levels.
 ROUNDING = 2

@@ -24,7 +24,8 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import ShardScan
-from tests.testing import damaged, examples
+from tests.accidents import damaged
+from tests.testing import examples
 
 Samples = list[tuple[str, list[tuple[int, int, str]]]]
 

@@ -30,7 +30,8 @@ from energon_lite.storage.prepare import PrepareOptions, index_again, prepare_da
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import ShardScan, scan_shard
-from tests.testing import damaged, examples, killed_at_every_step, write_tar
+from tests.accidents import damaged, killed_at_every_step
+from tests.testing import examples, write_tar
 
 OPTIONS: Any = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 

@@ -22,7 +22,8 @@ from energon_lite.loading.measuring import measure
 from energon_lite.loading.measuring_runner import MeasuringRunner, columns_of
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import examples, killed_at_every_step
+from tests.accidents import killed_at_every_step
+from tests.testing import examples
 
 
 def values_of(data: Path, name: str) -> list[int]:

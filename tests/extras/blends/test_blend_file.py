@@ -28,7 +28,8 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.storage.files.array_file import ArrayWriter
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, examples, killed_at, take
+from tests.accidents import killed_at
+from tests.testing import ALONE, alone, examples, take
 
 LEAVES = 80
 OLD = 1_600_000_000

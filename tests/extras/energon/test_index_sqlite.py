@@ -20,7 +20,8 @@ from energon_lite.extras.energon.unique_keys import make_keys_unique
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import command, killed_at_every_step, write_tar
+from tests.accidents import killed_at_every_step
+from tests.testing import command, write_tar
 
 
 def rows(database: Path, query: str) -> list[Any]:

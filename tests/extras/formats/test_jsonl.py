@@ -19,7 +19,7 @@ from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.prepare import prepare_jsonl
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import killed_at_every_step
+from tests.accidents import killed_at_every_step
 
 objects = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=40), max_size=3)
 spaces = st.text("\r \t", max_size=3)

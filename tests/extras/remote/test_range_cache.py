@@ -24,8 +24,9 @@ from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
+from tests.accidents import damaged
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import damaged, examples, nightly_but
+from tests.testing import examples, nightly_but
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ from energon_lite.extras.remote import SampleStore, checked_bucket
 from energon_lite.extras.remote.coming_uses import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
+from tests.accidents import damaged
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, batches_of, damaged, examples, nightly_but
+from tests.testing import ALONE, alone, batches_of, examples, nightly_but
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from energon_lite.extras.tools import order_arrays as arrays
 from energon_lite.extras.tools.order_arrays import build_blend_index, shuffle_ahead
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import permute_array
-from tests.testing import killed_at_every_step
+from tests.accidents import killed_at_every_step
 
 weights_lists = st.lists(st.one_of(st.floats(1e-9, 1.0), st.integers(1, 5)), min_size=1, max_size=12)
 N = 10 * BLOCK + 321

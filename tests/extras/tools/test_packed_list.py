@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import read_arrays, write_arrays
+from tests.accidents import damaged
 from tests.extras.tools.list_work import read_packed, read_plain, record
 from tests.fork_server import ForkedProgram
 from tests.private_memory import private_growth
-from tests.testing import damaged
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()

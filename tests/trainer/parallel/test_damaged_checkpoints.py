@@ -24,7 +24,8 @@ from energon_lite.errors import StateError
 from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_checkpoint, read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from tests.testing import die_at, examples, nightly_but
+from tests.accidents import die_at
+from tests.testing import examples, nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import SmallRuns, heard

@@ -29,8 +29,9 @@ from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.shards import ArrayTar, npy
 from energon_lite.trainer.tokenizing.tasks import Task
 from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
+from tests.accidents import killed_at, killed_at_every_step
 from tests.fork_server import ForkedProgram
-from tests.testing import ALONE, command, killed_at, killed_at_every_step, nightly_but, output_of, until
+from tests.testing import ALONE, command, nightly_but, output_of, until
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import Ranks
-from tests.testing import killed_at_every_step, write_dataset
+from tests.accidents import killed_at_every_step
+from tests.testing import write_dataset
 
 MAKER = Maker({"by": "test"})
 

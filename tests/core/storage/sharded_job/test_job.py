@@ -27,8 +27,9 @@ from energon_lite.storage.dataset_scan import Shards
 from energon_lite.storage.sharded_job import Ranks, Runner, ShardedJob
 from energon_lite.storage.sharded_work import Outcome, run_units
 from energon_lite.storage.tar_scan import ShardScan
+from tests.accidents import killed_at_every_step
 from tests.number_units import Squares, done, write_inputs
-from tests.testing import in_time, killed_at_every_step, until
+from tests.testing import in_time, until
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:

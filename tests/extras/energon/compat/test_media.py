@@ -61,8 +61,6 @@ def test_the_frame_near_a_time(kind: str) -> None:
         ours, expected = AVProbeIndex(one), theirs(other)
         times = [ours[at].timestamp for at in range(len(ours))]
     assert len(ours) == len(expected) == 40
-    if times != sorted(times):
-        return  # frames that are shown in another order than they are stored are searched otherwise
     for way in ({"backward": b, "any_frame": a} for b in (True, False) for a in (True, False)):
         for time in (shift + time for time in times for shift in (-1, 0, 1)):
             assert ours.search_timestamp(time, **way) == expected.search_timestamp(time, **way), (time, way)

@@ -18,8 +18,9 @@ from energon_lite.extras.inspect.lint_checks import examine_shard
 from energon_lite.extras.inspect.lint_command import lint, spans_of
 from energon_lite.extras.inspect.lint_work import Span, Target
 from energon_lite.storage.prepare import PrepareOptions, index_again
+from tests.accidents import damaged
 from tests.conftest import write_dataset
-from tests.testing import damaged, examples
+from tests.testing import examples
 
 SAMPLES = [(f"{number:02d}", {"txt": b"text %d" % number, "cls": b"%d" % number}) for number in range(12)]
 
