@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=CASES, action="append")
     parser.add_argument("--peers", help="an interpreter that has the other libraries")
+    parser.add_argument("--library", choices=[*OURS[1:], *PEERS], action="append", help="default: all")
+    parser.add_argument("--workers", type=int, action="append", help="default: 0 and 2")
     parser.add_argument("--small", action="store_true", help="a tenth of the samples")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,20 +79,23 @@ def main() -> None:
             ask(arguments.peers, {"folder": folder, "convert": True})
         print(machine())
         for case in arguments.only or CASES:
-            rows = compare(case, folder, arguments.peers, arguments.runs, arguments.seconds)
+            rows = compare(case, folder, arguments)
             heads = ["library", "workers", "samples/s", "of the bound", "per CPU second", "longest step ms", "PSS MiB"]
             print(f"\n{case}\n{table(heads, rows)}", flush=True)
 
 
-def compare(case: str, folder: str, peers: str | None, runs: int, seconds: float) -> list[list[object]]:
+def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[list[object]]:
     """A row for each library and number of workers."""
-    libraries = [*OURS, *(PEERS if peers else ())]
-    libraries = [name for name in libraries if name in (*ONLY.get(case, libraries), "bound")]
-    settings = [(name, workers) for name in libraries for workers in ((0,) if name == "bound" else (0, 2))]
+    peers, chosen = arguments.peers, arguments.library or (*OURS, *PEERS)
+    libraries = [name for name in ONLY.get(case, (*OURS, *PEERS)) if name in chosen and (peers or name in OURS)]
+    settings = [("bound", 0)] + [
+        (name, workers) for name in libraries if name != "bound" for workers in arguments.workers or (0, 2)
+    ]
     found: dict[tuple[str, int], list[dict[str, float]]] = {setting: [] for setting in settings}
-    for _ in range(runs):
+    for _ in range(arguments.runs):
         for name, workers in settings:
-            what = {"library": name, "folder": folder, "case": case, "workers": workers, "seconds": seconds}
+            what = {"library": name, "folder": folder, "case": case, "workers": workers}
+            what["seconds"] = arguments.seconds
             interpreter = peers if peers and name in PEERS else sys.executable
             found[name, workers].append(ask(interpreter, what))
     bound = statistics.median(run["rate"] for run in found["bound", 0])

@@ -41,7 +41,8 @@ def step_counts(step: Callable[[], object], trace: str | None = None) -> dict[st
         seen.export_chrome_trace(trace)
     events = list(seen.events())
     called = [event for event in events if event.name.startswith("aten::") and not _within(event, "aten::")]
-    reads = [event for event in events if event.name == "aten::_local_scalar_dense"]
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize") if on_gpu else ("aten::_local_scalar_dense",)
+    reads = [event for event in events if event.name in waits]
     on_device = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
     copies = [event for event in on_device if event.name.startswith("Memcpy")]
     if not on_gpu:

@@ -62,7 +62,7 @@ from energon_lite.trainer.training.step import LaunchedStep, launch_step
 from energon_lite.trainer.training.throughput import training_flops
 
 #: The trainer's settings that make it fast.
-OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}
+OURS = {"compile": True, "loss_chunk": 4096}
 VARIANTS = ("ours", "packed", "ours-plain", "hf", "hf-compiled", "by-hand", "torchtitan")
 OWN = VARIANTS[:3]
 #: Variants of plain Llamas.
@@ -75,7 +75,7 @@ def device() -> torch.device:
 
 def shape(arguments: argparse.Namespace, **more: Any) -> ModelConfig:
     given = {key: json.loads(value) for key, _, value in (text.partition("=") for text in arguments.set)}
-    return model_preset(arguments.preset, dtype="bfloat16", **more, **given)
+    return model_preset(arguments.preset, dtype="bfloat16", **(more | given))
 
 
 def make_batch(config: ModelConfig, arguments: argparse.Namespace, *, packed: bool = False) -> MultimodalBatch:
