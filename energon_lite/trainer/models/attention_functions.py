@@ -65,15 +65,26 @@ def packed_bounds(lengths: Lengths, start: int, length: int, device: torch.devic
     return PackedBounds(bounds[0], bounds[1], longest)
 
 
-@functools.cache
+#: What :func:`_varlen_attn` found. A list, since the compiler warns of ``functools.cache``.
+_found: list[Callable[..., Any] | None] = []
+
+
 def _varlen_attn() -> Callable[..., Any] | None:
-    """Return torch's ``varlen_attn`` if it supports windows and grouped heads, else None."""
+    """Return torch's ``varlen_attn`` if it supports windows, else None. It takes 2 s to import."""
+    if not _found:
+        _found.append(_find_varlen_attn())
+    return _found[0]
+
+
+def _find_varlen_attn() -> Callable[..., Any] | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    known = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
-    return varlen_attn if known else None
+    known = inspect.signature(varlen_attn).parameters
+    if "enable_gqa" in known:
+        return functools.partial(varlen_attn, enable_gqa=True)
+    return varlen_attn if "window_size" in known else None  # torch 2.11 groups heads without being told
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -95,11 +106,11 @@ def _by_kernel(
     if bounds is None:
         rows, longest = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device), (q.shape[2], k.shape[2], 0)
         bounds = PackedBounds(rows * q.shape[2], rows * k.shape[2], q.new_empty(longest))
-    kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
+    kernel = _varlen_attn()
     assert kernel is not None
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     sizes, seen = bounds.longest.shape[:2], (-1 if window is None else window - 1, 0)
-    made: torch.Tensor = kernel(*flat, bounds.queries, bounds.keys, *sizes, window_size=seen, enable_gqa=grouped)
+    made: torch.Tensor = kernel(*flat, bounds.queries, bounds.keys, *sizes, window_size=seen)
     return made.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 

@@ -22,10 +22,9 @@ def one_by_one(
     most_k: int,
     *,
     window_size: tuple[int, int],
-    enable_gqa: bool,
 ) -> torch.Tensor:
     """What ``varlen_attn`` promises, ``[tokens, heads, width]``: the diagonal of each document ends lower right."""
-    assert window_size[1] == 0 and enable_gqa == (q.shape[1] != k.shape[1])
+    assert window_size[1] == 0
     assert q_bounds.dtype == k_bounds.dtype == torch.int32
     made = torch.full_like(q, torch.nan)
     assert (most_q, most_k) == tuple(max(bounds.diff().tolist()) for bounds in (q_bounds, k_bounds)), "not a row's"
