@@ -32,8 +32,8 @@ def adapted(settings):
     """Return a maker of the language model with the adapter of a ``LoraConfig``."""
 
     def make_model(config, mesh):
-        if mesh.tp > 1 or config.model.fuse_projections:
-            raise TopologyError("LoRA needs whole layers", fix="set mesh.tp=1 and model.fuse_projections=false")
+        if mesh.tp > 1:
+            raise TopologyError("LoRA needs whole layers", fix="set mesh.tp=1")
         model = language_model(config, mesh)
         torch.manual_seed(config.seed)
         settings._register_custom_module({ColumnParallelLinear: LoraLinear, RowParallelLinear: LoraLinear})

@@ -192,7 +192,6 @@ class ModelConfig:
         recompute_budget: with ``compile``, the share of activations that the compiler may keep, 0 to 1; it recomputes
             the cheapest ones.
         compile: compile each block with ``torch.compile``.
-        fuse_projections: compute queries, keys and values by one matrix product, and gate and up by one.
         loss_chunk: number of tokens whose logits exist at a time; 0: all of a micro-batch.
     """
 
@@ -221,7 +220,6 @@ class ModelConfig:
     recompute: str = "none"
     recompute_budget: float = 1.0
     compile: bool = False
-    fuse_projections: bool = False
     loss_chunk: int = 0
 
     def __post_init__(self) -> None:

@@ -80,7 +80,7 @@ class Attention(Projections):
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
-        super().__init__(mesh, fused=config.fuse_projections)
+        super().__init__(mesh)
         hidden, width = config.hidden_size, config.head_width
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
@@ -112,8 +112,9 @@ class Attention(Projections):
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Attend from each run of queries to the keys up to its end."""
-        pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
-        ends = [(queries, run.start + run.length, run) for queries, run in pieces]
+        # A split into one part would copy the gradient.
+        pieces = [q] if len(part.runs) == 1 else q.split([run.length for run in part.runs], dim=2)
+        ends = [(queries, run.start + run.length, run) for queries, run in zip(pieces, part.runs, strict=True)]
         mixed = [part.attention(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
@@ -147,7 +148,7 @@ class FeedForward(Projections):
     """Feed-forward layer ``down(silu(gate(x)) * up(x))`` (SwiGLU; Shazeer, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
-        super().__init__(mesh, fused=config.fuse_projections)
+        super().__init__(mesh)
         hidden, inner, dtype = config.hidden_size, config.ffn_size, config.torch_dtype
         make = partial(ColumnParallelLinear, hidden, inner, mesh, std=config.init_std, dtype=dtype)
         self.gate_proj, self.up_proj = make(), make()

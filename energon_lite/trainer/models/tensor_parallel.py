@@ -77,44 +77,28 @@ class Projections(nn.Module):
     """Base of modules that apply several column-parallel layers to one input.
 
     Args:
-        fused: make one matrix product of them, as soon as an optimizer has the weights side by side. They remain
-            separate parameters with their names.
         mesh: the ranks.
 
     Attributes:
         reads_children: tells an optimizer that replaces weights in the background to finish before the call.
-        joined: the weights of :meth:`joinable` in one tensor, whose gradient is theirs; set by the optimizer.
     """
 
-    joined: torch.Tensor | None = None
-
-    def __init__(self, mesh: ParallelMesh, *, fused: bool):
+    def __init__(self, mesh: ParallelMesh):
         super().__init__()
-        self.fused = fused
-        self.reads_children = fused or mesh.tp > 1
+        self.reads_children = mesh.tp > 1
 
     def layers(self) -> Sequence[ColumnParallelLinear]:
         """Return the layers that share an input."""
         raise NotImplementedError
 
-    def joinable(self) -> list[nn.Parameter]:
-        """Return the weights of a fused product, in the order of buckets: the last layer's first."""
-        return [layer.weight for layer in reversed(self.layers())] if self.fused else []
-
     def project(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """Apply the layers to one input, with shared communication."""
-        layers, joined = self.layers(), self.joined
+        layers = self.layers()
         group, sequence = layers[0].group, layers[0].sequence
-        if group is not None and not torch.compiler.is_compiling():  # a wait cannot be compiled
-            weights: list[torch.Tensor] = [layer.weight for layer in layers] if joined is None else [joined]
-            made = overlapped_products(x, weights, group, sequence=sequence)
-        elif joined is None:
+        if group is None or torch.compiler.is_compiling():  # a wait cannot be compiled
             x = layers[0].enter(x)
             return [layer(x, entered=True) for layer in layers]
-        else:
-            made = (F.linear(layers[0].enter(x), joined),)
-        if joined is not None:
-            made = made[0].split([len(layer.weight) for layer in reversed(layers)], dim=-1)[::-1]
+        made = overlapped_products(x, [layer.weight for layer in layers], group, sequence=sequence)
         return [y if layer.bias is None else y + layer.bias for layer, y in zip(layers, made, strict=True)]
 
 

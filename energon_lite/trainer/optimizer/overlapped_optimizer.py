@@ -45,7 +45,7 @@ from energon_lite.trainer.optimizer.buckets import (
     sum_partial,
 )
 from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
-from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, join_weights, refuse_reading
+from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
@@ -118,7 +118,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
         self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
-        self._joined = join_weights(model, self._at, self._take_grad)
 
     def begin_step(self, micro_batches: int) -> None:
         """Announce the number of micro-batches of the next :meth:`step`, equal on all data-parallel ranks.
@@ -269,8 +268,6 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         """Release the model for another optimizer. It keeps the values of the last step."""
         self.wait_parameters()
         self._unhook()
-        for module in self._joined:
-            module.joined = None  # type: ignore[assignment]
 
     # -- gradients: from autograd into buckets, from buckets into slices ---------------------------------------------
 

@@ -7,8 +7,7 @@ None as no gradient, and would return a norm of 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.optimizer.bucket_plan import Slot
-from energon_lite.trainer.optimizer.buckets import Bucket
 
 #: Callback with the parameters that one module owns directly, without its children's.
 OfModule = Callable[[list[nn.Parameter]], None]
@@ -90,44 +87,6 @@ def hook_parameters(
         allow_reading(parameters)
 
     return unhook
-
-
-def join_weights(
-    model: nn.Module,
-    places: Mapping[nn.Parameter, tuple[Bucket, Slot]],
-    on_gradient: Callable[[nn.Parameter, torch.Tensor], None],
-) -> list[nn.Module]:
-    """Give modules that multiply by several parameters at once a view of these, where they lie side by side.
-
-    Args:
-        model: the model. Such a module has ``joinable()``, which returns the parameters, and ``joined``.
-        places: bucket and slot of each trained parameter.
-        on_gradient: called with a parameter and its part of the gradient of such a view.
-
-    Returns:
-        The modules that have a view.
-    """
-
-    def join(module: Any) -> bool:
-        joinable = module.joinable() if hasattr(module, "joinable") else []
-        lie = [places[p] for p in joinable if p in places]
-        slots = [slot for _, slot in lie]
-        apart = any(one.stop != other.start for one, other in pairwise(slots))
-        if apart or not slots or len(slots) != len(joinable) or len({bucket for bucket, _ in lie}) != 1:
-            return False
-        joined = lie[0][0].values[slots[0].start : slots[-1].stop].view(-1, slots[0].parameter.shape[1]).detach()
-
-        def take(whole: torch.Tensor) -> None:
-            grad, whole.grad = whole.grad, None
-            assert grad is not None
-            for slot, part in zip(slots, grad.split([len(slot.parameter) for slot in slots]), strict=True):
-                on_gradient(slot.parameter, part)
-
-        module.joined = joined.requires_grad_()
-        module.joined.register_post_accumulate_grad_hook(take)
-        return True
-
-    return [module for module in model.modules() if join(module)]
 
 
 def refuse_reading(parameters: Iterable[nn.Parameter]) -> None:

@@ -187,7 +187,7 @@ class TrainerConfig:
 HARMLESS = {
     "": "output mesh",
     "data.": "workers path val_path val share prefetch_factor",
-    "model.": "recompute recompute_budget compile fuse_projections loss_chunk",
+    "model.": "recompute recompute_budget compile loss_chunk",
     "train.": "save_every keep keep_every checkpoints time_limit async_save save_timeout log_every eval_every "
     "eval_at_start eval_batches tensorboard wandb prometheus_port peak_tflops init_from init_from_ignore profile "
     "memory_snapshot flight_recorder nonfinite_limit measure_costs",

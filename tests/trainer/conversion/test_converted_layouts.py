@@ -73,7 +73,7 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
     def load_and_save(rank: int) -> None:
         mesh, state = build_mesh(**sizes), read_state(native)
         values = state["config"]["model"]
-        values |= {"fuse_projections": True, "loss_chunk": 7, "attention": "varlen"}
+        values |= {"loss_chunk": 7, "attention": "varlen"}
         if images:
             values["vision"]["tp"] = 1 if values["tie_embeddings"] else None
         model = LlamaModel(model_config_of(state["config"]), mesh, seed=9)
@@ -244,7 +244,7 @@ def test_another_model_on_purpose(run_ranks: RunRanks, tmp_path: Path, native: P
     with pytest.raises(RankFailure, match="1 setting"):
         run_ranks(1, lambda rank: begin(rank, ["rope_theta"], rope_theta=5e5, norm_eps=1e-3))
     # What is how to compute, and not what, may differ anyway; and so may what says the same in other words.
-    same = {"dtype": "bfloat16", "attention": "varlen", "recompute": "full", "fuse_projections": True}
+    same = {"dtype": "bfloat16", "attention": "varlen", "recompute": "full"}
     assert run_ranks(1, lambda rank: begin(rank, [], **same, init_std=0.5)) == [0]
 
 

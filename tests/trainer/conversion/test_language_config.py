@@ -237,7 +237,7 @@ def test_there_and_back(config: ModelConfig, other: ModelConfig) -> None:
     assert huggingface_config(back, config.torch_dtype) == told
     # What describes the model is kept as it is, with keys of its own; what describes another one is corrected.
     base = told | {"use_cache": False, "mine": 1}
-    computed = dataclasses.replace(config, fuse_projections=True, loss_chunk=7, recompute="full", attention="varlen")
+    computed = dataclasses.replace(config, loss_chunk=7, recompute="full", attention="varlen")
     for same in (config, computed):
         assert huggingface_config(same, config.torch_dtype, base) == base
     corrected = huggingface_config(other, other.torch_dtype, base)

@@ -221,7 +221,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None, 3, 30),
     "rope_scaling": (None, RopeScaling(4.0, 0.1, 1.5, 6)),
     "recompute": ("none", "selective", "full"),
-    "fuse_projections": (False, True),
     "attention": ("sdpa", BY_DOCUMENTS),
     "loss_chunk": (0, 1, 5, 1000),
     # With 64 columns, some ranks have columns of padding only.

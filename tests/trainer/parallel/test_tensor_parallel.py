@@ -117,8 +117,7 @@ def noted(seen: list[str], collective: Any, *args: Any, **settings: Any) -> Note
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequence: bool, fused: bool) -> None:
+def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequence: bool) -> None:
     def check(rank: int) -> None:
         mesh = Layout(tp=2, sp=sequence).mesh()
         layers = [ColumnParallelLinear(6, n, mesh, dtype=torch.float64, bias=True) for n in (4, 8, 2)]
@@ -129,18 +128,14 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
         x = torch.randn(3, 4, 6, dtype=torch.float64, generator=alike).requires_grad_()
 
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        together = Together(mesh, fused=fused)
+        together = Together(mesh)
         for number, layer in enumerate(layers):
             together.add_module(str(number), layer)
 
         def gradients(made: Any) -> list[torch.Tensor]:
             loss = sum((y.sin() * (i + 1)).sum() for i, y in enumerate(made))
             assert isinstance(loss, torch.Tensor)
-            whole = weights if together.joined is None else [together.joined]
-            of_x, *others = torch.autograd.grad(loss, [x, *whole, *biases])
-            if together.joined is not None:
-                others[:1] = others[0].split([len(weight) for weight in weights[::-1]])[::-1]
-            return [of_x, *others]
+            return [*torch.autograd.grad(loss, [x, *weights, *biases])]
 
         entered = layers[0].enter(x)
         expected = gradients([layer(entered, entered=True) for layer in layers])
@@ -148,14 +143,11 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
         with pytest.MonkeyPatch.context() as patch:
             for module, name in ((dist, "all_reduce"), (collectives, "reduce_scatter")):
                 patch.setattr(module, name, partial(noted, seen, getattr(module, name)))
-            if fused:
-                together.joined = torch.cat(together.joinable()).detach().requires_grad_()
             made = together.project(x)
             with Noted(seen):
                 found = gradients(made)
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-        products = 1 if fused else 3
-        assert seen == ["product"] * products + ["sum"] + ["product"] * products + ["wait"]
+        assert seen == ["product"] * 3 + ["sum"] + ["product"] * 3 + ["wait"]
 
     run_ranks(2, check)

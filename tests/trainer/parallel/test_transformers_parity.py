@@ -71,7 +71,6 @@ def make_case(seed: int) -> Case:
         rope_scaling=scaled if kind == "LlamaForCausalLM" and draw.random() < 0.5 else None,
         tie_embeddings=draw.random() < 0.5,
         recompute=draw.choice(["none", "selective", "full"]),
-        fuse_projections=draw.random() < 0.5,
         attention=draw.choice(["sdpa", BY_DOCUMENTS]),
         loss_chunk=draw.choice([0, 5]),
         **KINDS[kind],

@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[MultimodalBatch]]] =
     "rows of text": ({}, {}, [PLAIN, PACKED]),
     "chunks of the loss": ({"loss_chunk": 7, "tie_embeddings": True}, {"clip": 0.0}, [PLAIN, PACKED]),
     "sliding windows": ({"sliding_window": 4, "qkv_bias": True, "qk_norm": True}, {}, [PLAIN, PACKED]),
-    "joined weights": ({"fuse_projections": True, "num_kv_heads": 1}, {"grad_dtype": "parameter"}, [PLAIN, PACKED]),
+    "grouped heads": ({"num_kv_heads": 1}, {"grad_dtype": "parameter"}, [PLAIN, PACKED]),
     "bfloat16": ({"dtype": "bfloat16", "recompute": "full"}, {}, [PLAIN, PACKED]),
     "recomputation": ({"recompute": "selective", "rope_theta": 5.0}, {"algorithm": "sgd"}, [PLAIN, PACKED]),
     "muon": ({}, {"algorithm": "muon"}, [PLAIN, PACKED]),

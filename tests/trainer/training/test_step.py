@@ -145,25 +145,6 @@ def test_gradients_are_moved_into_buckets_together() -> None:
     assert [name for name, shape in operations.found if shape in shapes and name in one_by_one] == []
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_fused_weights_are_views_of_a_bucket(bias: bool) -> None:
-    """No copy of them is made for each call, nor kept for the backward pass."""
-    products = []
-    for fused in (False, True):
-        model, optimizer = made(2, fuse_projections=fused, qkv_bias=bias)
-        with Operations() as operations:
-            launch_step(model, optimizer, [text(), text()], model.mesh, lr=1e-3)
-        attention, feed = model.layers["0"].self_attn, model.layers["0"].mlp
-        wide = {(48, 16), (2 * MODEL.ffn_size, 16)}
-        assert [shape for name, shape in operations.found if "cat" in name and shape in wide] == []
-        assert (attention.joined is not None) == (feed.joined is not None) == fused
-        products.append(operations.count()["mm"] + operations.count()["addmm"])
-        optimizer.close()
-        assert attention.joined is None, "the model is whole without the optimizer"
-    layers, passes, micro_batches = MODEL.num_layers, 3, 2
-    assert products[0] - products[1] == 3 * layers * passes * micro_batches, "five products are two"
-
-
 # -- kernels, beside a step by hand -----------------------------------------------------------------------------------
 
 #: Kernels of a step of one micro-batch that a step by hand has not, besides those of the loss over a cut vocabulary. A
@@ -178,7 +159,6 @@ NAMED = {
     "the count of updates on the device": 2,
     "a second update, of what is not decayed": 1,
     "the numbers of the step in one tensor": 2,
-    "products of weights that lie side by side": 3,
 }
 VIEWS = """
     view reshape _unsafe_view transpose permute t split split_with_sizes chunk slice select expand unsqueeze squeeze
@@ -207,7 +187,7 @@ class ByHand(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         hidden, inner = MODEL.hidden_size, MODEL.ffn_size
-        sizes = [(3 * hidden, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)] * MODEL.num_layers
+        sizes = [*[(hidden, hidden)] * 4, *[(inner, hidden)] * 2, (hidden, inner)] * MODEL.num_layers
         self.table, self.head = (nn.Parameter(0.02 * torch.randn(MODEL.vocab_size, hidden)) for _ in range(2))
         self.matrices = nn.ParameterList(0.02 * torch.randn(size) for size in sizes)
         self.norms = nn.ParameterList(torch.ones(hidden) for _ in range(2 * MODEL.num_layers + 1))
@@ -221,19 +201,19 @@ class ByHand(nn.Module):
             return F.rms_norm(x, weight.shape, weight, MODEL.norm_eps)
 
         for i in range(MODEL.num_layers):
-            qkv, out, gate_up, down = self.matrices[4 * i : 4 * i + 4]
-            parts = F.linear(normed(), qkv).chunk(3, dim=-1)
-            q, k, v = (part.unflatten(-1, (MODEL.num_heads, -1)).transpose(1, 2) for part in parts)
+            *qkv, out, gate, up, down = self.matrices[7 * i : 7 * i + 7]
+            y = normed()
+            q, k, v = (F.linear(y, w).unflatten(-1, (MODEL.num_heads, -1)).transpose(1, 2) for w in qkv)
             q, k = rotate(q, self.rotation), rotate(k, self.rotation)
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + F.linear(mixed.transpose(1, 2).flatten(2), out)
-            gate, up = F.linear(normed(), gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, down)
+            y = normed()
+            x = x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
         return F.cross_entropy(F.linear(normed(), self.head).flatten(0, 1), rows.labels.flatten())
 
 
 def test_kernels_are_those_of_a_step_by_hand_and_what_is_named() -> None:
-    rows, (model, optimizer), plain = dataclasses.replace(text(), counted=16.0), made(fuse_projections=True), ByHand()
+    rows, (model, optimizer), plain = dataclasses.replace(text(), counted=16.0), made(), ByHand()
     adamw = torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True)
 
     def by_hand(count: int) -> None:
