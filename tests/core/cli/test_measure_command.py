@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +83,9 @@ def test_what_is_stored_and_said(data: Path) -> None:
     assert "failed: 1.tar, 7: encode_sample: ValueError: seven" in output and "length.col" in output
     assert lengths(data) == EXPECTED
     assert lengths(data, "skip") == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]
-    assert "12 samples in 3 shards, 8 of them measured before" in measured(data, *WORDS)
+    again = measured(data, *WORDS)
+    assert "12 samples in 3 shards, 8 of them measured before" in again
+    assert "of those measured now" not in output and "of those measured now:\n    1 x failed in encode_sample: " in again
     said = json.loads(invoke("measure", data, *WORDS, "--num-workers", "0", "--json", "--no-progress").stdout)
     assert (said["samples"], said["failed"], said["shortest"], said["longest"]) == (12, 1, 0, 11)
 
@@ -158,10 +161,16 @@ def test_wrong_data(here: Path, data: Path) -> None:
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
+    monkeypatch.setattr(command_output, "time", SimpleNamespace(monotonic=iter([5.0, 6.0, 7.0, 9.0]).__next__))
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
+        tick(0, 400, "")
         tick(100, 400, "")
-    assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
+        tick(200, 400, "fast")
+    assert capsys.readouterr().err == (
+        "Measuring coco: 100 of 400 samples, 50.0/s, about 6 s left\n"
+        "Measuring coco: 200 of 400 samples, 50.0/s, fast, about 4 s left\n"
+    )
     with measure.measuring("/data/coco", False) as tick:
         assert tick is None
 
