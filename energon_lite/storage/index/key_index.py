@@ -30,11 +30,11 @@ UInt64 = NDArray[np.uint64]
 #: The increment of Splitmix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FILE = FileKind(b"ENRGLKEY", 2, "index of keys", "remove the file; it is made again")
-#: Entries on either side of the estimated place that are searched first.
+#: Least number of entries on either side of the estimated place that are searched.
 _NEAR = 256
-#: Keys that are hashed together.
+#: Most keys that are hashed together.
 _BLOCK = 1 << 16
-#: Unwanted bytes of keys for each wanted byte, up to which all are read rather than skipped.
+#: Most unwanted bytes of keys for each wanted byte, with which all are read rather than skipped.
 _SPARSE = 16
 
 
