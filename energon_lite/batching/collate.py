@@ -287,7 +287,7 @@ def rows_of(batch: Any, otherwise: int) -> int:
 
 def tokens_of(batch: Any) -> int:
     """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
-    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    tokens: Any = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
     if isinstance(tokens, torch.Tensor):
         return int(tokens.sum())
     if isinstance(tokens, (list, tuple)):
