@@ -24,7 +24,7 @@ from energon_lite.order.orders import Addresses, Order
 
 T = TypeVar("T")
 
-#: Cached plans: the one from which batches are delivered, and those whose jobs are already submitted.
+#: Most cached plans: the one from which batches are delivered, and those whose jobs are already submitted.
 _KEPT = 4
 
 

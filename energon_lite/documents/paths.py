@@ -254,11 +254,9 @@ def missing_file_fix(path: str, otherwise: str) -> str:
         >>> missing_file_fix("/data/digts", "correct the path")
         "did you mean '/data/digits'?"
     """
-    parent = os.path.abspath(path)
-    while True:
+    parent, name = os.path.split(os.path.abspath(path))
+    while not os.path.isdir(parent):
         parent, name = os.path.split(parent)
-        if os.path.isdir(parent) or not name:
-            break
     try:
         names = sorted(entry for entry in os.listdir(parent) if not entry.startswith(".") or name.startswith("."))
     except OSError:

@@ -27,9 +27,9 @@ ORDER_VERSION = 1
 
 Ints = NDArray[np.int64]
 
-#: Number of requested positions, for each block they lie in, from which whole blocks are computed and cached.
+#: Least number of requested positions, for each block they lie in, from which whole blocks are computed and cached.
 _ENOUGH = BLOCK // 8
-#: Larger requests are processed in pieces of this size.
+#: Largest piece of a request; larger requests are processed in pieces of this size.
 _AT_ONCE = 2 * BLOCK
 #: Tag of the hashes for rebased blends, which keeps them apart from hashes for other purposes.
 _REBASE = HashDomain.REBASE.value

@@ -38,7 +38,7 @@ Direction = Literal[1, -1]
 MAX_LENGTH = 1 << 62
 #: Largest domain whose permutation is a table, of two bytes for each element.
 TABLE_LENGTH = 1024
-#: Elements that are processed at once, so that all intermediate arrays stay in the processor's cache.
+#: Most elements that are processed at once, so that all intermediate arrays stay in the processor's cache.
 CHUNK = 1 << 13
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = (1 << 32) - 1
@@ -50,7 +50,7 @@ _M1 = np.array(0x7FEB352D, np.uint32)
 _M2 = np.array(0x846CA68B, np.uint32)
 #: Bound below which quotients of integers are exact when they are computed in floats.
 _EXACT = 1 << 51
-#: Up to this number of indices outside of their domain, each is walked separately.
+#: Most indices outside of their domain that are walked separately, one by one.
 _FEW = 12
 
 

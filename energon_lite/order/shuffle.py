@@ -34,7 +34,7 @@ from energon_lite.order.windows import places_in_windows, runs_in_windows
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-#: With more leaves, the cache would cost more memory and copying than it saves.
+#: Most leaves with which the cache saves more than it costs in memory and copying.
 _MOST_LEAVES = 1 << 14
 _DRAWS = np.uint64(hash_ints(3))
 

@@ -23,9 +23,9 @@ Keys = NDArray[np.uint64]
 _RUNS = np.uint64(hash_ints(1))
 #: Tag of the keys for the permutations inside windows.
 _WINDOWS = np.uint64(hash_ints(2))
-#: Average number of places in an epoch from which numpy calls for each epoch pay.
+#: Least number of places in an epoch, on average, from which numpy calls for each epoch pay.
 _EPOCH = 700
-#: The same for windows.
+#: Least number of places in a window, likewise.
 _WINDOW = 128
 #: Number of first places that are checked for distinct epochs before all are.
 _FIRST = 64

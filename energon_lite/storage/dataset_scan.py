@@ -326,9 +326,9 @@ def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = (
     return DatasetScan(root, tuple(found), index, parts, tuple(notes))
 
 
-#: Samples of a kind that are named; further ones are only counted.
+#: Most samples of a kind that are named; further ones are only counted.
 _NAMED = 1000
-#: Samples that are examined together.
+#: Most samples that are examined together.
 _BLOCK = 1 << 20
 
 

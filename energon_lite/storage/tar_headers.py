@@ -48,9 +48,9 @@ _TRAILER = 1 << 20
 _CHUNK = 1 << 13
 _WRITE_AGAIN = "copy or write it again, then prepare again; or leave it out with --exclude"
 
-#: Length of a run of plain members that shows that most members are plain.
+#: Least length of a run of plain members that shows that most members are plain.
 _WORTH_A_RUN = 64
-#: Members parsed one by one at most before the next attempt at a run.
+#: Most members that are parsed one by one before the next attempt at a run.
 _ONE_BY_ONE = 1024
 
 _COMPRESSED = {

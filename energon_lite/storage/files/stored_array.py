@@ -42,11 +42,11 @@ T = TypeVar("T")
 
 #: log2 of the bytes of a block.
 _SHIFT = BLOCK.bit_length() - 1
-#: Blocks in memory shared by forked processes, of all files together: 64 MiB.
+#: Most blocks in memory shared by forked processes, of all files together: 64 MiB.
 _KEPT = 8192
-#: Each process keeps 1/16 of that, 4 MiB, for files without shared memory.
+#: Share of that, 1/16 or 4 MiB, that each process keeps for files without shared memory.
 _OWN = 16
-#: Rows are read together with their gaps if at least one in 4 is wanted.
+#: Least share of wanted rows, 1/4, with which rows are read together with their gaps.
 _DENSE = 4
 
 Int64 = NDArray[np.int64]

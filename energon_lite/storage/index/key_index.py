@@ -30,11 +30,11 @@ UInt64 = NDArray[np.uint64]
 #: The increment of Splitmix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FILE = FileKind(b"ENRGLKEY", 2, "index of keys", "remove the file; it is made again")
-#: Entries on either side of the estimated place that are searched first.
+#: Least number of entries on either side of the estimated place that are searched.
 _NEAR = 256
-#: Keys that are hashed together.
+#: Most keys that are hashed together.
 _BLOCK = 1 << 16
-#: Unwanted bytes of keys for each wanted byte, up to which all are read rather than skipped.
+#: Most unwanted bytes of keys for each wanted byte, with which all are read rather than skipped.
 _SPARSE = 16
 
 
@@ -156,8 +156,6 @@ def _bytes_of(index: PackedIndex, samples: Int64) -> tuple[NDArray[np.uint8], In
     ends = index.key_places(samples)
     starts, lengths = ends[:, 0], ends[:, 1] - ends[:, 0]
     total = int(lengths.sum())
-    if not total:
-        return np.zeros(0, dtype=np.uint8), lengths
     first, last = int(starts.min()), int(ends[:, 1].max())
     if (ends[1:, 0] == ends[:-1, 1]).all():
         return index.key_bytes(first, last), lengths
@@ -176,7 +174,7 @@ def _factors(count: int, words: int) -> UInt64:
 
 @lru_cache(maxsize=256)  # by length
 def _first_factors(count: int) -> list[int]:
-    return _factors(count, 1)[0].tolist() if count else []
+    return _factors(count, 1)[0].tolist()
 
 
 def _mixed(values: UInt64) -> UInt64:

@@ -47,7 +47,7 @@ INDEX_FILE = FileKind(
     "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
 )
 
-#: Samples are looked up in one read if at least one in 4 of the range is wanted.
+#: Least share of wanted samples in a range, 1/4, with which they are looked up in one read.
 _DENSE = 4
 #: Rows of ``samples`` for a sample and the next one.
 _TWO_ROWS = struct.Struct("<6q")

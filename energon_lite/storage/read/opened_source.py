@@ -315,7 +315,7 @@ _PLACES = 4
 _BYTES = 1 << 16
 #: Shards that the bytes of a place may come from.
 _SHARDS = 2
-#: Data sets in a store that are read at the same time.
+#: Most data sets in a store that are read at the same time.
 _TOGETHER = 16
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of memory of a process for runs of local files.
 _BUFFER = 32 << 20
-#: Bytes of one read at most; each thread has a buffer of this size, whose pages are allocated when they are first used.
+#: Most bytes of one read; each thread has a buffer of this size, whose pages are allocated when they are first used.
 LARGEST_READ = 4 << 20
 #: Bytes that may be read in runs for each wanted sample; beyond that, a system call for each sample is cheaper.
 _WORTH = 12 << 10

@@ -286,7 +286,7 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
 
 #: Samples of one block, which has a count.
 _BLOCK = 512
-#: Places that are looked up at once: as many blocks are unpacked.
+#: Most places that are looked up at once: as many blocks are unpacked.
 _ROWS = 4096
 
 

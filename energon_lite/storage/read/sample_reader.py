@@ -33,11 +33,11 @@ Row = tuple[Any, ...]
 
 #: Bytes between wanted parts of a sample that are read rather than skipped: what a disk streams during a seek.
 _GAP = 1 << 20
-#: A run is read as a whole if at least 1/8 of it is wanted; headers make up most of a shard of tiny samples.
+#: Least share of a run, 1/8, with which it is read as a whole; headers make up most of a shard of tiny samples.
 _SPARSE = 8
-#: Number of runs that are remembered as unfit to be read as a whole.
+#: Most runs that are remembered as unfit to be read as a whole.
 _REMEMBERED = 1 << 12
-#: Bytes of a key on average, up to which keys are looked up together.
+#: Largest key, in bytes on average, with which keys are looked up together.
 _LONGEST_KEY = 256
 
 

@@ -292,7 +292,7 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
     return EmptyDatasetError(what, where=where, fix=fix)
 
 
-#: Shards whose sizes are checked when a data set is opened, at most.
+#: Most shards whose sizes are checked when a data set is opened.
 _SIZES_CHECKED = 1000
 
 

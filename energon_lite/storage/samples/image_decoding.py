@@ -218,7 +218,6 @@ def read_image_header(stream: BinaryIO) -> ImageHeader:
     except ImportError as error:
         fix = "pip install 'energon-lite[image]'"
         raise FatalSampleError(f"the metadata of pictures needs Pillow: {error}", fix=fix) from error
-    stream.seek(0)
     try:
         with Image.open(stream, formats=_READ_BY_HEADER) as image:
             if image.format not in _KNOWN_BY_HEADER:

@@ -189,6 +189,8 @@ def test_empty_batches_keep_their_form() -> None:
     assert batch.image.shape[0] == 2  # the example stays as it is
     plain = empty_like({"x": torch.ones(2, 3), "scale": torch.tensor(2.0), "names": ("a", "b"), "n": 7}, 2)
     assert plain["x"].shape == (0, 3) and plain["scale"] == 2.0 and plain["names"] == () and plain["n"] == 7
+    others = {"x": torch.ones(3, 2), "names": ["a", "b", "c"], "pair": (1, 2, 3)}  # not of the samples
+    assert empty_like(others, 2) == others
     assert empty_like(Named(torch.ones(2), "ab"), 2).x.shape == (0,)
     assert empty_like(Plain(torch.ones(2), "ab"), 2).name == "ab"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.epochs import keep_apart, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.padded import LengthDifference
 from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.blends.staged_run import Stages
@@ -220,6 +221,14 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
     for number in range(len(planned)):
         owners = {piece[:3] for piece in planned.spans(number)}
         assert len({owner[:2] for owner in owners}) == len(owners)
+
+
+def test_a_copy_that_moves_keeps_to_the_number_of_samples_and_to_the_difference() -> None:
+    """It neither joins three samples that are like it, nor changes places with one of them."""
+    samples = np.zeros(6, dtype=np.int64), np.array([0, 1, 1, 2, 3, 4]), np.array([0, 0, 1, 0, 0, 0])
+    lengths = np.array([8, 10, 10, 12, 12, 12])
+    batches, _ = plan_epochs(LengthDifference(3, 2, order="none"), lengths, samples, seed=0)
+    assert [lengths[part].tolist() for part in batches] == [[8, 10], [12, 12, 12], [10]]
 
 
 @pytest.mark.parametrize("copies", [2, -1])

@@ -27,6 +27,13 @@ def test_a_finite_order_is_cut_without_loss(length: int, batch_size: int, drop_l
     assert all(len(batch) == batch_size for batch in rows[:-1])
 
 
+def test_the_rest_of_a_chunk_goes_to_the_next_of_its_lane_if_a_pass_with_pushback_ends() -> None:
+    kinds = [{}, {"carries": True}, {"pushback": True}, {"carries": True, "pushback": True}]
+    plans = [ChunkPlan(ConcatOrder([99]), 2, chunk=3, **kind) for kind in kinds]
+    assert [plan.stride(6, is_endless=True) for plan in plans] == [0, 24, 24, 24]
+    assert [plan.stride(6, is_endless=False) for plan in plans] == [0, 24, 6, 6]
+
+
 @given(
     numbers=st.lists(st.integers(0, 2**50), min_size=1, max_size=20), batch_size=st.one_of(st.none(), st.integers(1, 9))
 )

@@ -72,6 +72,7 @@ def test_groups(lengths: list[int], strategy: str, more: dict[str, Any], expecte
 def test_plan_orders(order: str, rows: list[int], space: list[int]) -> None:
     batches = plan([5, 3, 1, 5, 2, 1, 2, 1], strategy="sorted_window", capacity=10, batches=None, order=order)
     assert batches.rows().tolist() == rows and batches.space().tolist() == space
+    assert (batches.attention() == batches.space() * batches.longest()).all()
 
 
 def test_a_random_order_shuffles_and_loses_nothing() -> None:
@@ -237,6 +238,7 @@ def test_by_hand() -> None:
     assert full_packs([], 5) == ([], 0)
     assert full_packs([2, 2], 5) == ([[0, 1]], 2)  # together less than a pack
     assert full_packs([5, 5, 1], 5) == ([[0], [1]], 2)
+    assert full_packs([9] * 20, 10) == ([[number] for number in range(20)], 20)  # the most of those of equal fill
     assert full_packs([3, 3, 2, 2, 4], 5) == ([[0, 2], [1, 3]], 4)
     assert full_packs([4, 4, 4], 5)[1] >= 1  # nothing is full
     with pytest.raises(UsageError, match="a sample of 6 tokens does not fit into a pack of 5"):

@@ -141,6 +141,9 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
     for words in (["merge", "-o", tmp_path / "out.json"], ["info"]):
         output = refused(*words, *three, three[0], tmp_path / "other.json")
         assert f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed: 5, elsewhere 0" in output
+    output = refused("info", "--json", three[0], tmp_path / "other.json")
+    found = json.loads(output[: output.rindex("}") + 1])
+    assert "fingerprint" in found["problem"] and [len(run["files"]) for run in found["runs"]] == [1, 1]
     Path(three[1]).write_text(Path(three[1]).read_text()[:100])
     output = refused("info", *three)
     assert "damaged" in output and three[1] in output

@@ -108,6 +108,14 @@ def test_json(room: Path) -> None:
     assert found["folder"] is None and [one["epochs"] for one in found["data_sets"]] == [6.0, 0.5]
 
 
+def test_a_split_without_shards_and_exclusions(room: Path) -> None:
+    text = "split_parts: {train: [shard-000.tar], val: []}\nexclude: [shard-000.tar/3]\n"
+    (room / "ten/.nv-meta/few.yaml").write_text(text)
+    output = quiet(room / "ten", "--split-config", "few.yaml", "--split-parts", "val")
+    assert output.endswith("val: 0 samples in 0 shards, 0%\n  excluded     1 of shards and samples, by split.yaml\n")
+    assert "excluded" not in quiet(room / "ten")
+
+
 def test_crude_folders_and_folders_of_code(room: Path) -> None:
     meta = room / "ten/.nv-meta"
     (meta / "crude.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from energon_lite.batching import MaxLength
 from energon_lite.cli import measure
 from energon_lite.cli import output as command_output
 from energon_lite.errors import DataIndexError, UsageError
+from energon_lite.loading.measured_columns import MeasureReport
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, invoke, output_of, refusal_of
 
@@ -82,9 +84,26 @@ def test_what_is_stored_and_said(data: Path) -> None:
     assert "failed: 1.tar, 7: encode_sample: ValueError: seven" in output and "length.col" in output
     assert lengths(data) == EXPECTED
     assert lengths(data, "skip") == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]
-    assert "12 samples in 3 shards, 8 of them measured before" in measured(data, *WORDS)
+    again = measured(data, *WORDS)
+    assert "12 samples in 3 shards, 8 of them measured before" in again
+    assert "of those measured now" not in output
+    assert "of those measured now:\n    1 x failed in encode_sample: " in again
     said = json.loads(invoke("measure", data, *WORDS, "--num-workers", "0", "--json", "--no-progress").stdout)
     assert (said["samples"], said["failed"], said["shortest"], said["longest"]) == (12, 1, 0, 11)
+
+
+def test_a_long_report_says_how_much_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = tuple((30 - number, "encode_sample", f"reason {number}", False) for number in range(21))
+    columns = {"boxes": (40, 0, 9), "weight": (30, 1060, 70)}
+    numbers = {"failed": 18, "reasons": reasons, "failures": ("0.tar, 7: seven",), "columns": columns}
+    command_output.show_report(MeasureReport("d", 2, 30, written=("a.col", "b.col"), **numbers))
+    said, failed = capsys.readouterr()
+    lines = said.splitlines()
+    assert lines[:2] == ["d: 30 samples in 2 shards", "  column boxes: 40 values of up to 9"]
+    assert lines[2:4] == ["  column weight: 30 values of up to 70, 1,060 in all", "  0 were skipped, 18 failed"]
+    assert lines[4] == "    30 x failed in encode_sample: reason 0" and "reason 19" in lines[-3]
+    assert lines[-2:] == ["    ... and 1 other reasons", "  in a.col, b.col"]
+    assert failed == "  failed: 0.tar, 7: seven\n  failed: ... and 17 more\n"
 
 
 def test_a_function_an_encoder_and_its_own_length(data: Path) -> None:
@@ -158,10 +177,16 @@ def test_wrong_data(here: Path, data: Path) -> None:
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command_output, "_BETWEEN", 0.0)
+    monkeypatch.setattr(command_output, "time", SimpleNamespace(monotonic=iter([5.0, 6.0, 7.0, 9.0]).__next__))
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
+        tick(0, 400, "")
         tick(100, 400, "")
-    assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
+        tick(200, 400, "fast")
+    assert capsys.readouterr().err == (
+        "Measuring coco: 100 of 400 samples, 50.0/s, about 6 s left\n"
+        "Measuring coco: 200 of 400 samples, 50.0/s, fast, about 4 s left\n"
+    )
     with measure.measuring("/data/coco", False) as tick:
         assert tick is None
 

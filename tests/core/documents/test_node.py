@@ -92,6 +92,7 @@ def test_plain_objects_of_other_kinds_are_converted() -> None:
         ({"a": [1, {2, 3}]}, "a[1]", "set is not a value that a document can hold"),
         ({"a": {"b": b"x"}}, "a.b", "bytes is not a value"),
         ({"a": {(1,): 2}}, "a", "a key is not text"),
+        ({"a": {True: 2}}, "a", "a key is not text"),
     ],
 )
 def test_objects_that_no_document_can_hold(value: object, at: str, message: str) -> None:

@@ -106,6 +106,14 @@ def test_anchors_and_aliases_work(write: Callable[..., Path]) -> None:
     assert node.value["b"].value[1].value["p"].path == "b[1].p"
 
 
+def test_aliases_do_not_nest_deeper_than_documents_may(write: Callable[..., Path]) -> None:
+    node = load_yaml(write(f"a: &x {'[' * 49}1{']' * 49}\nb: {'[' * 49}*x{']' * 49}\n"))
+    assert str(node.plain()["b"]).count("[") == 98
+    with pytest.raises(ConfigError, match="nested too deeply") as caught:
+        load_yaml(write(f"a: &x {'[' * 50}1{']' * 50}\nb: {'[' * 50}*x{']' * 50}\n"))
+    assert caught.value.line == 1
+
+
 def test_a_byte_order_mark_is_skipped(write: Callable[..., Path]) -> None:
     assert load_yaml(write(b"\xef\xbb\xbfa: 1\n")).plain() == {"a": 1}
 

@@ -126,9 +126,14 @@ def test_uuid(root: str) -> None:
 
 def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     make_tar("s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
-    path = nv_meta.write_shard_index(str(tmp_path), scan_shard(str(tmp_path), "s/a.0.tar"))
-    assert path.endswith("s/a.0.tar.idx")
-    assert struct.unpack("<3Q", Path(path).read_bytes()) == (0, 2048, 3584)
+    scan, path = scan_shard(str(tmp_path), "s/a.0.tar"), tmp_path / "s/a.0.tar.idx"
+    for earlier in (b"", bytes(24), bytes(25)):
+        path.write_bytes(earlier)
+        assert nv_meta.write_shard_index(str(tmp_path), scan) == str(path)
+        assert struct.unpack("<3Q", path.read_bytes()) == (0, 2048, 3584)
+    written = path.stat()
+    nv_meta.write_shard_index(str(tmp_path), scan)
+    assert path.stat().st_ino == written.st_ino  # it is right, so it is not replaced
 
 
 # -- the packed index

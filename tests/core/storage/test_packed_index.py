@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.index import key_index
-from energon_lite.storage.index.column_file import column_folders
+from energon_lite.storage.index.column_file import Ragged, RaggedFile, column_folders, write_column_file
 from energon_lite.storage.index.columns import Column, write_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.key_index import KeyIndex, hash_key, hash_keys
@@ -224,6 +224,22 @@ def test_the_fingerprint_is_that_of_the_values(data: Path) -> None:
     write_column(data, "length", np.append(VALUES[:-1], 0).astype(np.int32))
     assert column_of(data).fingerprint != before
     assert part.column("length").fingerprint == first  # another shard has changed
+
+
+def test_the_fingerprint_of_a_ragged_column_is_that_of_values_and_counts(data: Path, tmp_path: Path) -> None:
+    index, values = open_index(str(data))[0], np.arange(8, dtype=np.int32).reshape(4, 2)
+    path, prints = str(tmp_path / "boxes.ragged"), []
+    for counts in ([4, 0, 0, 0], [1, 1, 2, 0], [4, 0, 0, 0]):
+        blocks = [Ragged(np.array(counts), values), None, Ragged(np.array([0, 1, 0]), values[:1])]
+        write_column_file(path, "boxes", index, lambda blocks=blocks: blocks, dtype="<i4", width=2, maker={})
+        file = RaggedFile(path)
+        assert file.take(np.array([9, 8, 0])).counts.tolist() == [0, 1, counts[0]]
+        found = [file.block(*edges).counts.tolist() for edges in ((0, 4), (4, 7), (7, 10))]
+        assert found == [counts, [0, 0, 0], [0, 1, 0]]
+        assert file.take(np.array([2])).values.tolist() == values[sum(counts[:2]) : sum(counts[:3])].tolist()
+        prints.append([file.fingerprint([row]) for row in range(3)])
+        assert set(file.unchanged(index)) == {0, 2}
+    assert prints[0] == prints[2] != prints[1] and prints[0][1:] == prints[1][1:]
 
 
 def test_a_column_that_is_not_there(data: Path) -> None:

@@ -80,6 +80,8 @@ def test_no_tars_or_only_compressed_ones(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
         prepare_dataset(tmp_path, split_ratio="1,0,0")
+    (tmp_path / "b.tar").write_bytes(b"")
+    assert find_shards(str(tmp_path)) == ["b.tar"]
 
 
 def test_all_excluded(ten: Path) -> None:
@@ -244,7 +246,7 @@ def test_an_earlier_list_of_splits_that_cannot_be_read(ten: Path, text: bytes) -
     assert report.samples == 10
     kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
     assert kept == (["a.tar"] if b"a.tar" in text else [])
-    assert any("split.yaml" in warning for warning in report.warnings)
+    assert any("earlier preparation cannot be read, and are gone" in warning for warning in report.warnings)
 
 
 def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
@@ -266,6 +268,9 @@ def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
     (ten / "b.tar").unlink()
     with pytest.raises(MissingShardError, match=r"b\.tar[\s\S]*put it back"):
         index_again(str(ten))
+    info = ten / ".nv-meta/.info.json"
+    info.write_text(info.read_text().replace('"b.tar": 3', '"b.tar": 0'))  # nobody misses a shard without samples
+    assert index_again(str(ten)).samples == 7
 
 
 # -- samples that are unlike the others

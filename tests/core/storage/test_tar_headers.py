@@ -339,6 +339,12 @@ def test_a_checksum_of_digits_that_are_not_octal(tmp_path: Path) -> None:
     assert "checksum" in error or "not a tar" in error
 
 
+def test_a_size_without_digits_is_0(tmp_path: Path) -> None:
+    empty = [Entry(name, 0, changes=((124, bytes(12)),)) for name in ("a.txt", "b.txt")]
+    (tmp_path / "a.tar").write_bytes(b"".join(entry.blocks() for entry in empty) + END)
+    assert headers(tmp_path / "a.tar")[0] == columns(tmp_path / "a.tar")[0] == reference(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS)
 def test_usual_shards_are_one_run(tmp_path: Path, tar_format: int) -> None:
     """Also those with fractions of seconds, which ``webdataset.TarWriter`` writes into a pax header of each member."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import Subset
@@ -96,6 +96,7 @@ def test_a_shard_that_is_named_twice_is_read_twice(data: Path) -> None:
     skipped=st.sets(st.integers(0, 9), max_size=9),
     span=st.tuples(st.integers(0, 10), st.integers(0, 10)),
 )
+@example(order=["a.tar", "b.tar", "sub/c.tar"], count=3, excluded=set(), skipped=set(), span=(2, 9))
 def test_any_choice_of_samples(
     ten: Path, order: list[str], count: int, excluded: set[int], skipped: set[int], span: tuple[int, int]
 ) -> None:
@@ -125,6 +126,7 @@ def test_any_choice_of_samples(
         column = source.column("length")
         assert [value // 11 for value in column] == left
         assert (column[np.arange(len(left))[::-1]] // 11).tolist() == left[::-1]
+        assert (column[::-2] // 11).tolist() == left[::-2] and (column[1:-1] // 11).tolist() == left[1:-1]
         assert not skips or source.skipped == len(kept) - len(left)
         for outside in (-1, len(left)):
             with pytest.raises(IndexError):

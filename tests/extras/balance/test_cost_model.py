@@ -98,6 +98,9 @@ def test_an_encoder_sees_all_its_patches() -> None:
     assert model.encoder == Quadratic(10**18 * 12 * 2 * 4, 10**18 * 6 * weights, 10**18 * 30)
     frozen = CostModel.of_shape(SHAPE, encoder, flops=1.0, encoder_trained=False)
     assert frozen.encoder.b == pytest.approx(model.encoder.b / 3)
+    assert TransformerShape(4, 0, 2, 8, outer_weights=12).position_flops == 72
+    with pytest.raises(UsageError, match="layers"):
+        TransformerShape(4, -1, 2, 8)
 
 
 # -- coefficients of measured times -----------------------------------------------------------------------------------
