@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -47,6 +48,31 @@ def test_the_flight_recorder_is_set_up_before_nccl_is(monkeypatch: pytest.Monkey
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "runs/1/nccl-trace-rank",
     }
+
+
+def test_what_makes_a_process_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = mock.Mock()
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", told.kernels)
+    monkeypatch.setattr(torch, "set_num_threads", told.threads)
+    process.make_deterministic()
+    assert told.mock_calls == [mock.call.kernels(True), mock.call.threads(1)]
+    assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} and not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    ("capability", "deterministic", "kernels"),
+    [((9, 0), False, ["FA3"]), ((10, 3), False, ["FA4"]), ((8, 9), False, []), ((9, 0), True, [])],
+)
+def test_the_newest_kernels_of_a_gpu_are_activated(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], deterministic: bool, kernels: list[str]
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", found.append, raising=False)
+    prepare_attention(config(), torch.device("cuda"), visible=False)
+    assert found == kernels
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

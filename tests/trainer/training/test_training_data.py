@@ -92,7 +92,8 @@ def test_a_pooled_image_is_one_token_of_its_own() -> None:
 
 def test_a_batch_may_be_empty() -> None:
     full = encoder().batch([encoded(text("a"))])
-    for batch in (encoder().batch([]), encoder().empty_batch(full, 1)):
+    packing = MultimodalTaskEncoder(max_length=4, image_size=2, packed=True)
+    for batch in (encoder().batch([]), encoder().empty_batch(full, 1), packing.batch([])):
         assert isinstance(batch, MultimodalBatch)
         assert batch.tokens.shape == batch.labels.shape == batch.loss_mask.shape == (0, 0)
         assert batch.image.shape == (0, 3, 2, 2) and batch.image_rows.shape == (0,)
