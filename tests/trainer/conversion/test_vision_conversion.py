@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,9 @@ from energon_lite.trainer import (
     load_weights,
     read_state,
 )
+from energon_lite.trainer.conversion import image_config
 from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.image_config import (
-    CLIP_PIXELS,
-    any_model_config,
-    huggingface_vision_config,
-    vision_settings,
-)
 from energon_lite.trainer.conversion.tensor_names import native_name
 from energon_lite.trainer.models.config import model_config_of
 from tests.testing import output_of
@@ -120,26 +116,22 @@ def test_an_encoder_makes_their_hidden_states(kind: str, layer: int, size: tuple
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_missing_is_as_in_transformers(kind: str) -> None:
-    from transformers import AutoConfig
-
-    theirs = AutoConfig.for_model(f"{kind}_vision_model").to_dict()
-    found = vision_settings({"model_type": theirs["model_type"]}, where="")
-    assert found == vision_settings(theirs, where="", ignore=[*theirs])
-    assert found["vision"].image_mean == ((0.5, 0.5, 0.5) if kind == "siglip" else CLIP_PIXELS["image_mean"])
-    written = huggingface_vision_config(ModelConfig(**found))
-    assert written.pop("architectures") and written.items() <= {**theirs, "vision_use_head": kind == "siglip"}.items()
-    assert ("vision_use_head" in written) == (kind == "siglip")
-    if kind == "siglip":
-        assert found["vision"] == VisionConfig(head=True)
-        assert not vision_settings({"model_type": theirs["model_type"], "vision_use_head": False}, where="")[
-            "vision"
-        ].head
+    theirs, read = make_encoder(kind).config.__class__().to_dict(), partial(image_config.vision_settings, where="")
+    found, siglip = read({"model_type": theirs["model_type"]}), kind == "siglip"
+    assert found == read(theirs, ignore=[*theirs]) and found["vision"].head == siglip
+    assert found["vision"].image_mean == ((0.5, 0.5, 0.5) if siglip else image_config.CLIP_PIXELS["image_mean"])
+    written = image_config.huggingface_vision_config(ModelConfig(**found))
+    assert written.pop("architectures") and written.pop("vision_use_head", None) == (True if siglip else None)
+    assert written.items() <= theirs.items()
+    assert not siglip or found["vision"] == VisionConfig(head=True)
+    assert not read({"model_type": theirs["model_type"], "vision_use_head": False})["vision"].head
 
 
 def test_a_llava_that_says_little_and_what_may_be_ignored_of_it() -> None:
-    values = {"model_type": "llava", "torch_dtype": "bfloat16", "tie_word_embeddings": True}
-    found = any_model_config({**values, "projector_hidden_act": "silu"}, where="", ignore=["projector_hidden_act"])
-    assert found == any_model_config(values, where="") and found.vision is not None
+    values, read = {"model_type": "llava", "torch_dtype": "bfloat16"}, image_config.any_model_config
+    values |= {"tie_word_embeddings": True}
+    found = read({**values, "projector_hidden_act": "silu"}, where="", ignore=["projector_hidden_act"])
+    assert found == read(values, where="") and found.vision is not None
     assert (found.dtype, found.tie_embeddings, found.vocab_multiple) == ("bfloat16", True, 64)
     assert (found.vision.kind, found.vision.feature_layer, found.vision.image_token) == ("clip", -2, 32000)
 

@@ -60,21 +60,6 @@ def test_what_makes_a_process_deterministic(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} and not torch.backends.cudnn.benchmark
 
 
-@pytest.mark.parametrize(
-    ("capability", "deterministic", "kernels"),
-    [((9, 0), False, ["FA3"]), ((10, 3), False, ["FA4"]), ((8, 9), False, []), ((9, 0), True, [])],
-)
-def test_the_newest_kernels_of_a_gpu_are_activated(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], deterministic: bool, kernels: list[str]
-) -> None:
-    found: list[str] = []
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", found.append, raising=False)
-    prepare_attention(config(), torch.device("cuda"), visible=False)
-    assert found == kernels
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_attention_that_is_used_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, deterministic: bool

@@ -42,7 +42,7 @@ def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSequen
 
 
 def test_broken_utf8_is_marked() -> None:
-    assert ByteTokenizer().decode([0xC3, EOS]) == "\ufffd"
+    assert ByteTokenizer().decode([BOS, 0xC3, EOS]) == "\ufffd"
 
 
 def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
