@@ -122,7 +122,7 @@ def test_what_is_missing_is_as_in_transformers(kind: str) -> None:
     assert found["vision"].image_mean == ((0.5, 0.5, 0.5) if siglip else image_config.CLIP_PIXELS["image_mean"])
     written = image_config.huggingface_vision_config(ModelConfig(**found))
     assert written.pop("architectures") and written.pop("vision_use_head", None) == (True if siglip else None)
-    assert written.items() <= theirs.items()
+    assert written.items() <= theirs.items() and written["patch_size"] == found["patch_size"]
     assert not siglip or found["vision"] == VisionConfig(head=True)
     assert not read({"model_type": theirs["model_type"], "vision_use_head": False})["vision"].head
 

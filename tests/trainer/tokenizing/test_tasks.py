@@ -64,7 +64,7 @@ def test_text_files_are_records_or_their_lines_are(tmp_path: Path) -> None:
     paths = sorted(tmp_path.iterdir())
     whole = _all(paths, 2)
     assert [record.fields and record.fields["content"] for record in whole] == ["one\r\ntwo\r\n", "three", None]
-    assert [record.file for record in whole] == [0, 1, 2]
+    assert [(record.file, record.number) for record in whole] == [(0, 1), (1, 1), (2, 1)]
     assert "not UTF-8" in whole[2].problem
     lines = _all(paths[:2], 1, text_records="line")
     found = [(record.file, record.number, record.fields["content"]) for record in lines]

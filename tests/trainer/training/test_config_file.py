@@ -49,7 +49,6 @@ def test_a_file_fills_the_dataclasses(good: Path) -> None:
 
 
 def test_a_run_that_says_nothing_else_has_these_numbers() -> None:
-    """Others would be another run."""
     config = config_from_dict({"data": {"path": "x"}})
     settings = {**vars(config.data), **vars(config.mesh), **vars(config.model), **vars(config.optimizer)}
     found = {name: value for name, value in (settings | vars(config.train)).items() if type(value) is int and value}
@@ -209,7 +208,6 @@ WRONG_OVERRIDES = [
     ("model={image_size: 8, vision: {activation: relu}}", ["unknown activation 'relu'"]),
     ("model={image_size: 8, vision: {num_heads: 7}}", ["cannot be cut into 7 heads"]),
     ("model={image_size: 8, vision: {feature_layer: -13}}", ["there is no block -13 of 12"]),
-    ("model={image_size: 8, vision: {feature_layer: 0}}", ["there is no block 0 of 12"]),
     ("model={image_size: 8, vision: {kind: clip, head: true}}", ["CLIP has no pooling head"]),
     ("model={image_size: 8, vision: {pooling: attention, head: true}}", ["done by the head"]),
     ("model={image_size: 8, vision: {tp: 2}}", ["tp=2"]),
@@ -217,7 +215,6 @@ WRONG_OVERRIDES = [
     ("model={image_size: 8, patch_size: 9, vision: {}}", ["9 pixels do not fit into an image of 8"]),
     ("output=s3://x", ["metrics are written to a folder"]),
     ("data.max_images=3", ["without batching"]),
-    ("train.profile=[3, 2]", ["not a window of steps"]),
     ("train.profile=[0, 1]", ["not a window of steps"]),
     ("data.share=send", ["use one of: load, broadcast"]),
     ("data.max_length=0", ["max_length is below 1"]),

@@ -51,13 +51,12 @@ def test_the_flight_recorder_is_set_up_before_nccl_is(monkeypatch: pytest.Monkey
 
 
 def test_what_makes_a_process_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = mock.Mock()
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", told.kernels)
-    monkeypatch.setattr(torch, "set_num_threads", told.threads)
+    told, values = mock.Mock(), dict[str, str]()
+    monkeypatch.setattr(process, "torch", told)
+    monkeypatch.setattr(os, "environ", values)
     process.make_deterministic()
-    assert told.mock_calls == [mock.call.kernels(True), mock.call.threads(1)]
-    assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} and not torch.backends.cudnn.benchmark
+    assert told.mock_calls == [mock.call.use_deterministic_algorithms(True), mock.call.set_num_threads(1)]
+    assert values == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} and told.backends.cudnn.benchmark is False
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -309,10 +309,6 @@ class Own(TaskEncoder):
 class Derived(MultimodalTaskEncoder):
     pass
 
-class Few(MultimodalTaskEncoder):
-    def __init__(self, max_length):
-        super().__init__(max_length=max_length)
-
 class Passing(MultimodalTaskEncoder):
     def __init__(self, more=0, **others):
         super().__init__(**others)
@@ -350,8 +346,8 @@ def test_an_encoder_gets_what_it_names(module: str) -> None:
     passing = named(module, "Passing", more=3, max_length=9)
     assert (passing.more, passing.max_length, passing.patch_size) == (3, 9, 2)
     assert named(module, "made").shout is False and named(module, "instance").tokenizer == "t"
-    few = named(module, "Few")
-    assert (few.max_length, few.image_size, few.patch_size) == (7, 0, 1)
+    bare = MultimodalTaskEncoder(max_length=7)
+    assert (bare.image_size, bare.patch_size) == (0, 1)
     seeing = ModelConfig(image_size=4, patch_size=2, vision=VisionConfig(image_token=7, pooling="mean"))
     for strategy, packed in (("capacity", False), ("best_fit", True)):
         batching = {"strategy": strategy, "capacity": 64}
