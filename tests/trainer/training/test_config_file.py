@@ -197,7 +197,6 @@ WRONG_OVERRIDES = [
     ("optimizer.clip=-1", ["clip is negative"]),
     ("optimizer.schedule=cosin", ["did you mean 'cosine'"]),
     ("optimizer.decay_share=0", ["not a share"]),
-    ("optimizer.decay_share=1.5", ["not a share"]),
     ("optimizer.bucket_size=0", ["bucket_size is below 1"]),
     ("optimizer.scale_rule=sqrt", ["scale_rule needs reference_tokens"]),
     ("optimizer.groups=[{match: a, weight_decay: -0.1}]", ["weight_decay is negative"]),
