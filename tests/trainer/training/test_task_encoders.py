@@ -347,11 +347,11 @@ def test_an_encoder_gets_what_it_names(module: str) -> None:
     assert (passing.more, passing.max_length, passing.patch_size) == (3, 9, 2)
     assert named(module, "made").shout is False and named(module, "instance").tokenizer == "t"
     assert vars(MultimodalTaskEncoder(max_length=7)).items() >= {"image_size": 0, "patch_size": 1}.items()
-    seeing = ModelConfig(image_size=4, patch_size=2, vision=VisionConfig(image_token=7, pooling="mean"))
-    for strategy, packed in (("capacity", False), ("best_fit", True)):
+    for strategy, packed, pooling, length in (("capacity", False, "mean", 1), ("best_fit", True, "none", 4)):
+        seeing = ModelConfig(image_size=4, patch_size=2, vision=VisionConfig(image_token=7, pooling=pooling))
         batching = {"strategy": strategy, "capacity": 64}
         made: Any = make_task_encoder(DataConfig("x", batching=batching), seeing).task_encoder
-        assert (made.image_token, made.image_length, made.packed) == (7, 1, packed)
+        assert (made.image_token, made.image_length, made.packed) == (7, length, packed)
     plain = make_task_encoder(DataConfig("x"), MODEL).task_encoder
     assert type(plain) is MultimodalTaskEncoder and plain.training
 
