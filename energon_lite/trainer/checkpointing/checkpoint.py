@@ -136,11 +136,10 @@ class CheckpointSaver:
         if self._under_way is None:
             return
         thread, at_exit = self._under_way
-        while thread.is_alive() and patience > 0:
+        thread.join(min(_TOLD, patience))
+        while thread.is_alive() and (patience := patience - _TOLD) > 0:
+            logger.warning("waiting for %s, which is still being written", thread.name)
             thread.join(min(_TOLD, patience))
-            patience -= _TOLD
-            if thread.is_alive() and patience > 0:
-                logger.warning("waiting for %s, which is still being written", thread.name)
         self._under_way = None
         at_exit.detach()
         if thread.is_alive():
@@ -239,7 +238,7 @@ def load_checkpoint(
     # A model saved in float32 has no separate master values.
     of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
     random_states = _random_states(mesh)
-    if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
+    if content["world_size"] != mesh.world_size or random_states.keys() - saved:
         random_states = {}
     read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, path)
     optimizer.set_updates(content["updates"])

@@ -45,6 +45,8 @@ FileSum = tuple[int, int]
 
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
+#: Most bytes that are read at a time.
+_BLOCK = 1 << 20
 #: File with the index of the tensors, as torch names it.
 INDEX = ".metadata"
 
@@ -248,7 +250,7 @@ class CheckpointFiles:
     def _checksum(self, path: str) -> int:
         known = 0
         with self.fs.open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
+            while block := stream.read(_BLOCK):
                 known = zlib.crc32(block, known)
         return known
 

@@ -208,7 +208,7 @@ def check_shapes(
             raise StateMismatchError(what, where=path, fix=fix)
 
 
-#: Bytes after which a new file is started. Ranks divide the files among them when they verify a checkpoint.
+#: Most bytes of a file, unless it has one tensor. Ranks divide the files among them when they verify a checkpoint.
 FILE_BYTES = 4 << 30
 #: Approximate overhead of torch's archive per tensor in bytes.
 _ARCHIVE_BYTES = 1500

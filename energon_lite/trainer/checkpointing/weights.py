@@ -47,7 +47,7 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
     if last.startswith("step-") or files.is_one():
         files, chosen = CheckpointFiles(root or "."), [last]
     else:
-        chosen = files.newest_first()[:1]
+        chosen = files.newest_first()
     mesh = mesh or ParallelMesh()
     chosen = of_main(chosen, mesh)
     if not chosen:

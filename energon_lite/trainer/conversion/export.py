@@ -7,10 +7,10 @@ import json
 import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import torch
@@ -272,7 +272,7 @@ def native_to_huggingface(
         check_tensors(shapes, part.shapes(padded=True), str(place))
         files = _former_files(others, like, former)
         targets = _targets(saved, part, dtype, [name for file in files.values() for name in file.tensors])
-        stored = Counter(tensor.dtype for tensor in targets.values()).most_common(1)[0][0]
+        stored = mode(tensor.dtype for tensor in targets.values())
         values = part.values(stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
         if base is None and GENERATION in others:
             generation = json.loads(others[GENERATION])

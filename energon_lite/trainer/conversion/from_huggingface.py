@@ -42,7 +42,7 @@ from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
 
-#: Bytes of a tensor that are read and written at a time.
+#: Most bytes of a tensor that are read and written at a time.
 READ_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)

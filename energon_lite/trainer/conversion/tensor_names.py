@@ -21,7 +21,7 @@ PADDED = (EMBEDDING, HEAD)
 #: Ends of names of tensors in old files that are computed from the configuration, and ignored.
 COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
-#: Tensors listed in a message before it is abbreviated.
+#: Most tensors listed in a message before it is abbreviated.
 _MOST_SHOWN = 5
 
 

@@ -59,7 +59,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
             batch.loss_mask = batch.loss_mask.masked_fill(ignored, 0.0)
             batch.labels = batch.labels.masked_fill(ignored, 0)
         largest = max((int(ids.max()) for ids in (batch.tokens, batch.labels) if ids.numel()), default=0)
-        if largest >= self.rows_model.vocab_size or (shape[1] and shape[0] and int(batch.tokens.min()) < 0):
+        if largest >= self.rows_model.vocab_size or (batch.tokens.numel() and int(batch.tokens.min()) < 0):
             fix = f"the model has {self.rows_model.vocab_size} tokens: is the tokenizer the model's?"
             self._refuse(f"made a token {min(int(batch.tokens.min()), 0) or largest}", fix)
         self._check_places(batch, *shape)

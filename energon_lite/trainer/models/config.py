@@ -143,16 +143,17 @@ class RopeScaling:
         at = "model.rope_scaling"
         require_choice(self.kind, ("llama3", "yarn", "linear"), f"unknown kind {self.kind!r}", f"{at}.kind")
         yarn = self.kind == "yarn"
+        high, size = self.high_frequency, self.attention_factor
+        high = (32.0 if yarn else 4.0) if high is None else high
+        size = (0.1 * math.log(max(self.factor, 1)) + 1 if yarn else 1.0) if size is None else size
         # Set here, so that a default equals the same number given.
-        if self.high_frequency is None:
-            object.__setattr__(self, "high_frequency", 32.0 if yarn else 4.0)
-        if self.attention_factor is None:
-            object.__setattr__(self, "attention_factor", 0.1 * math.log(max(self.factor, 1)) + 1 if yarn else 1.0)
+        object.__setattr__(self, "high_frequency", high)
+        object.__setattr__(self, "attention_factor", size)
         require(self.factor >= 1, f"factor={self.factor} would shrink rows", f"{at}.factor", "give a number >= 1")
-        good = 0 < self.low_frequency < (self.high_frequency or 0)
+        good = 0 < self.low_frequency < high
         require(good, "low_frequency is not below high_frequency", f"{at}.low_frequency", "e.g. 1 and 4")
-        positive = (self.attention_factor or 0) > 0 and (yarn or self.attention_factor == 1)
-        what = f"attention_factor={self.attention_factor} with kind={self.kind}"
+        positive = size > 0 and (yarn or size == 1)
+        what = f"attention_factor={size} with kind={self.kind}"
         require(positive, what, f"{at}.attention_factor", "leave it out, or give a number above 0 with kind: yarn")
         require_at_least(self, at, original_length=1)
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from energon_lite.trainer.models.attention_functions import PackedBounds
 from energon_lite.trainer.models.sequence import SequencePart
 
-#: Limit of torch's count of graphs of all blocks: rows packed or not, in training and evaluation, for the first shape;
-#: and the same for all other shapes, with one row or several. Beyond the limit (8 by default), torch runs in eager
+#: Upper bound of torch's count of graphs of all blocks: rows packed or not, in training and evaluation, for the first
+#: shape; and the same for all other shapes, with one row or several. Beyond it (8 by default), torch runs in eager
 #: mode.
 _MOST_GRAPHS = 16
 

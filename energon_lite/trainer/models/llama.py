@@ -209,7 +209,7 @@ class LlamaModel(nn.Module):
         first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
         self.embed_tokens: VocabParallelEmbedding | None = None
         if first or (last and tied):
-            shared = ("ends",) if tied and mesh.pp > 1 else ()
+            shared = ("ends",) if tied else ()
             drawing: dict[str, Any] = {"std": config.init_std, "dtype": config.torch_dtype, "sum_over": shared}
             self.embed_tokens = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh, **drawing)
         self.vision = make_vision(config, mesh) if first else None

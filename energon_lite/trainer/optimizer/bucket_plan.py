@@ -107,8 +107,7 @@ class BucketPlan(NamedTuple):
         """Write zeros into the padding of ``flat``, which is laid out like the bucket; returns ``flat``."""
         edges = [0, *chain.from_iterable((slot.start, slot.stop) for slot in self.slots), self.size]
         for stop, start in zip(edges[::2], edges[1::2], strict=True):
-            if stop < start:
-                flat[stop:start].zero_()
+            flat[stop:start].zero_()
         return flat
 
 

@@ -52,7 +52,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
 from energon_lite.trainer.parallel.parameters import adopt_module, check_copies
 from energon_lite.trainer.parallel.shards import Shard
 
-#: Reductions in flight before the oldest is waited for and its memory reused.
+#: Most reductions in flight, before the oldest is waited for and its memory reused.
 _IN_FLIGHT = 3
 
 

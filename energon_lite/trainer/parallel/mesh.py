@@ -255,7 +255,7 @@ def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
         wanted["images"] = mesh.groups("dp")
     if mesh.pp > 1:
         wanted["ends"] = mesh.end_groups()
-        wanted |= {street: mesh.groups("pp") for street in STREETS[: 4 if mesh.virtual > 1 else 2]}
+        wanted |= {street: mesh.groups("pp") for street in (STREETS if mesh.virtual > 1 else STREETS[:2])}
     groups = {name: dist.new_subgroups_by_enumeration(ranks)[0] for name, ranks in wanted.items()}
     if mesh.pp > 1 and mesh.device.type == "cuda":  # messages between hosts, without a wait for a device
         groups["pp_host"] = dist.new_subgroups_by_enumeration(mesh.groups("pp"), backend="gloo")[0]

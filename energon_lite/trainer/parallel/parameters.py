@@ -174,7 +174,7 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, dr
             parameter.copy_(layout.local_part(full, mesh))
 
     # A generator runs in one thread; ranks of this machine share its cores, and large tensors its memory.
-    with ThreadPoolExecutor(min(cores_per_rank(), 8)) as pool:
+    with ThreadPoolExecutor(max_workers=min(cores_per_rank(), 8)) as pool:
         list(pool.map(fill, model.named_parameters()))
 
 

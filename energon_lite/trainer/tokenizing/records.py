@@ -17,7 +17,7 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, UsageError
 
-#: Bytes per read.
+#: Most bytes per read.
 _CHUNK = 1 << 24
 #: Kind of a file by its suffix.
 KINDS = {

@@ -99,7 +99,7 @@ def _header(name: str, size: int) -> bytes:
 TOKENS_PART = "tokens.npy"
 MASK_PART = "mask.npy"
 
-#: Records that are tokenised by one call.
+#: Most records that are tokenised by one call.
 _TOGETHER = 512
 #: The most problems of a shard that are listed.
 _TOLD = 5

@@ -100,7 +100,7 @@ def examples_of(
             wanted.append(str(error))
     # One call for all texts takes a fraction of the time of many calls.
     texts = [] if task.messages is not None else [text for item in wanted if not isinstance(item, str) for text in item]
-    encoded = iter(tokenizer.encode_texts(texts) if texts else [])
+    encoded = iter(tokenizer.encode_texts(texts))
     return [_outcome(item, encoded, task, tokenizer) for item in wanted]
 
 
@@ -165,7 +165,7 @@ def _cut(pieces: list[tuple[list[int], bool]], task: Task) -> Outcome:
     too_long = len(tokens) > most
     if too_long and task.too_long == "drop":
         return Outcome([], too_long=True)
-    if too_long and task.too_long == "truncate" and not mask[:most].any():
+    if too_long and not mask[:most].any():
         return Outcome([], f"the prompt alone has more than {most} tokens", too_long=True)
     masked, starts = task.kind == "sft", range(0, len(tokens), most) if task.too_long == "split" else (0,)
     parts = [slice(start, start + most) for start in starts]

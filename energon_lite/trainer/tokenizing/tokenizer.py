@@ -194,16 +194,16 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return the tokens of a text, and the character at which each begins."""
         tokens: list[int] = []
         starts: list[int] = []
-        at = 0
+        at, marked = 0, len(mark or "")
         for place, part in enumerate(text.split(mark) if mark else [text]):
-            if place and mark:
+            if place:
                 tokens.append(-1)
-                starts.append(at - len(mark))
+                starts.append(at - marked)
             encoded = self._tokenizer.encode(part, add_special_tokens=False)
             tokens += encoded.ids
             # Some tokenizers report a single space as starting after itself.
             starts += [at + min(start, max(stop - 1, 0)) for start, stop in encoded.offsets]
-            at += len(part) + len(mark or "")
+            at += len(part) + marked
         return tokens, list(accumulate(starts, max))
 
     def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> str:

@@ -24,7 +24,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
 
-#: Names listed in a message before it is abbreviated.
+#: Most names listed in a message before it is abbreviated.
 _MOST_SHOWN = 4
 
 

@@ -24,9 +24,6 @@ from energon_lite.trainer.training.throughput import memory_in_use, peak_flops
 
 logger = logging.getLogger(__name__)
 
-#: Bit mask of a digest.
-_MASK64 = (1 << 64) - 1
-
 
 @dataclass
 class RunningStep:
@@ -108,7 +105,7 @@ class StepMetrics:
             sums: sums over all ranks of its :meth:`RunningStep.sums`.
         """
         high, low, flops = sums
-        values["digest"] = digest_text((int(high) << 32) + int(low) & _MASK64)
+        values["digest"] = digest_text((int(high) << 32) + int(low))
         self.digest.add(values["step"], values["digest"])
         if self.peak_flops is not None and flops:
             values["mfu"] = flops / values["seconds"] / (self.peak_flops * self.mesh.world_size)

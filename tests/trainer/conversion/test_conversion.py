@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_same_logits_and_the_same_files_again(
     with torch.no_grad():
         wanted = former(tokens).logits
         torch.testing.assert_close(model.all_logits(tokens), wanted, rtol=0, atol=1e-5)
-    assert wanted.std() > 0.1
+    assert wanted.std() > 0.1 and model.config.vocab_multiple == 64
     native_to_huggingface(tmp_path / "native", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(theirs)
     # If nobody says what it was, transformers reads our words for it; a Mistral without a window is a Llama.
@@ -77,6 +78,7 @@ def test_same_logits_and_the_same_files_again(
     native_to_huggingface(tmp_path / "native", tmp_path / "alone", max_length=64)
     alone = AutoModelForCausalLM.from_pretrained(tmp_path / "alone")
     assert type(alone).__name__ == ("LlamaForCausalLM" if name == "Mistral" else type(former).__name__)
+    assert alone.config.eos_token_id == former.config.eos_token_id
     with torch.no_grad():
         assert torch.equal(alone(tokens).logits, wanted)
 
@@ -85,7 +87,7 @@ def test_division_into_files_when_asked(
     tmp_path: Path, save_model: SaveModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = save_model("other", shard="30KB")
-    huggingface_to_native(save_model(), tmp_path / "native")
+    huggingface_to_native(save_model(shard="20KB"), tmp_path / "native")
     # As transformers divides it.
     native_to_huggingface(tmp_path / "native", tmp_path / "divided", shard_bytes=30_000)
     assert files_of(tmp_path / "divided") == files_of(other)
@@ -114,6 +116,7 @@ def test_what_belongs_to_a_model_comes_along(tmp_path: Path, save_model: SaveMod
 def test_other_types(tmp_path: Path, save_model: SaveModel) -> None:
     theirs = save_model()
     huggingface_to_native(theirs, tmp_path / "native", dtype="bfloat16")
+    (tmp_path / "back").mkdir()  # an empty folder will do
     native_to_huggingface(tmp_path / "native", tmp_path / "back")
     native_to_huggingface(tmp_path / "native", tmp_path / "wide", dtype="float32")
     first = load_file(theirs / "model.safetensors")
@@ -191,6 +194,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[EnergonLiteError], str]] 
     "index": (misplace, StateError, f"the index has {NORM} in"),
     "twice": (repeat, StateError, r"it is in model-00001-of-\d+.safetensors and model-00002-of-\d+.safetensors"),
     "config": (lambda folder: (folder / "config.json").write_text("{"), ConfigError, "not valid JSON"),
+    "list": (lambda folder: (folder / "config.json").write_text("[]"), ConfigError, "a mapping"),
     "bias": (lambda folder: change_config(folder, attention_bias=True), ConfigError, "attention_bias is set"),
     "missing": (
         lambda folder: rewrite(folder, lambda tensors: [tensors.pop(name) for name in (NORM, DOWN)]),
@@ -220,6 +224,13 @@ def test_a_folder_that_is_no_model(tmp_path: Path, save_model: SaveModel, fault:
     assert not (tmp_path / "native").exists()
 
 
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, save_model: SaveModel) -> None:
+    gone = mock.patch.object(SafetensorsFile, "read_rows", side_effect=OSError("it is gone"))
+    with gone, pytest.raises(OSError, match="it is gone"):
+        huggingface_to_native(save_model(), tmp_path / "native")
+    assert [path.name for path in (tmp_path / "native").iterdir()] == ["huggingface"]
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, save_model: SaveModel) -> None:
     """One that is whole is found by any name."""
     place = Path(huggingface_to_native(save_model(), tmp_path / "native"))
@@ -240,10 +251,12 @@ def test_commands(tmp_path: Path, save_model: SaveModel) -> None:
     theirs, native = save_model(vocab_size=101), tmp_path / "native"
     convert = partial(output_of, "convert-weights")
     assert "step-00000000" in convert("hf-to-native", theirs, native, "--vocab-multiple", 1)
-    convert("native-to-hf", native, tmp_path / "back", "--shard-size", "0.02MB")
+    said = convert("native-to-hf", native, tmp_path / "back", "--shard-size", "0.02MB")
+    assert "model.safetensors.index.json" in said and "no tokenizer is known" in said
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 2
     convert("to-file", native, tmp_path / "one.safetensors")
     found, model = load_file(tmp_path / "one.safetensors"), load_model(find_weights(native))
+    assert json.loads((SafetensorsFile(tmp_path / "one.safetensors").metadata or {})["energon_lite"])["step"] == 0
     assert found.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(found[name], p) for name, p in model.named_parameters())
     for words, said in (
@@ -354,6 +367,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "longer": lambda content: content + b"x",
     "header": lambda content: content[:8] + b"x" + content[9:],
     "gap": lambda _: len(GAP).to_bytes(8, "little") + GAP + bytes(8),
+    "size": lambda _: len(GAP).to_bytes(8, "little") + GAP.replace(b"[4, 8]", b"[0, 8]") + bytes(4),
+    "type": lambda _: len(GAP).to_bytes(8, "little") + GAP.replace(b'"F32"', b'"F8" ') + bytes(4),
     "empty": lambda _: b"",
 }
 
@@ -363,5 +378,6 @@ def test_a_broken_file_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(8), "y": torch.ones(3)}, path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    with pytest.raises(StateError, match="not a whole safetensors file"):
+    words = "x is of type F8" if damage == "type" else "not a whole safetensors file"
+    with pytest.raises(EnergonLiteError, match=words):
         SafetensorsFile(path)

@@ -122,8 +122,9 @@ def run(config: TrainerConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
         assert trainer.run() == config.train.steps
         trainer.optimizer.wait_parameters()
         weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines], weights
+    lines = [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < line["seconds"] < 1000 and 0 <= line["data_wait"] < 1000 for line in lines)
+    return [line["loss"] for line in lines], weights
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_an_image_prefix_begins_as_new(run_ranks: RunRanks, tmp_path: Path, nati
     def first_values(rank: int) -> None:
         with Trainer(config) as trainer:
             new = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-            assert trainer.resume() == 0
+            assert trainer.resume() == 0 and torch.are_deterministic_algorithms_enabled()
             for name, p in trainer.model.named_parameters():
                 begun = new[name] if name.startswith("vision.") else wanted[name]
                 assert torch.equal(p[: len(begun)], begun) and not p[len(begun) :].any()

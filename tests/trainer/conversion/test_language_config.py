@@ -20,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer import LlamaModel, ModelConfig, RopeScaling, build_mesh, model_preset
+from energon_lite.trainer.conversion.export import exported_part
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import model_changes
@@ -220,9 +221,11 @@ def test_what_ours_cannot_do_is_named(change: dict[str, Any], words: str) -> Non
 def test_keys_that_are_off_or_ignored_pass_and_a_missing_one_is_named() -> None:
     plain = model_config(LLAMA_3, where="")
     assert model_config(LLAMA_3 | {"sliding_window": None, "head_dim": 128, "new_switch": False}, where="") == plain
-    assert model_config(LLAMA_3 | {"new_thing": 3}, where="", ignore=["new_thing"]) == plain
-    with pytest.raises(ConfigError, match="--ignore new_thing"):
-        model_config(LLAMA_3 | {"new_thing": 3}, where="")
+    assert model_config(LLAMA_3 | {"new_scale": 1.0}, where="") == plain
+    for key, value in (("new_thing", 3), ("new_scale", 2.0), ("sliding_window", 7)):
+        assert model_config(LLAMA_3 | {key: value}, where="", ignore=[key]) == plain
+        with pytest.raises(ConfigError, match=f"--ignore {key}"):
+            model_config(LLAMA_3 | {key: value}, where="")
     assert model_config(LLAMA_3 | {"torch_dtype": "float16"}, where="", dtype="float32").dtype == "float32"
     with pytest.raises(ConfigError, match="'vocab_size' is missing"):
         model_config({key: value for key, value in LLAMA_2.items() if key != "vocab_size"}, where="config.json")
@@ -261,6 +264,8 @@ def test_a_model_that_they_have_not() -> None:
         huggingface_config(ModelConfig(image_size=4), torch.float32)
     with pytest.raises(StateError, match="qkv_bias=True, qk_norm=True together"):
         huggingface_config(ModelConfig(qkv_bias=True, qk_norm=True), torch.float32)
+    with pytest.raises(StateError, match="norm='mine'"):
+        exported_part(ModelConfig(norm="mine"))
 
 
 def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
@@ -271,13 +276,16 @@ def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
     assert kind(MISTRAL_3) == "MistralForCausalLM"
     assert kind(MISTRAL_3, qkv_bias=True) == "Qwen2ForCausalLM"
     assert kind(QWEN_25, qk_norm=True) == "Qwen3ForCausalLM"
-    assert kind(QWEN_25) == "LlamaForCausalLM"
+    assert kind(QWEN_25) == kind({"model_type": "gpt2"}) == "LlamaForCausalLM"
     assert kind(sliding_window=9) == "MistralForCausalLM"
     assert kind(sliding_window=9, qk_norm=True) == "Qwen3ForCausalLM"
     # Transformers' Llama counts heads into the hidden size, whatever their width.
     assert kind(hidden_size=100, num_heads=8, head_dim=32) == "MistralForCausalLM"
     made = huggingface_config(ModelConfig(), torch.float32, QWEN_25)
     assert not [key for key in made if "window" in key]
+    for scaling, longest in ((None, 2048), (RopeScaling(factor=4.0, original_length=100), 400)):
+        told = huggingface_config(ModelConfig(rope_scaling=scaling), torch.float32)
+        assert told["max_position_embeddings"] == longest
 
 
 # -- scaled rotary frequencies: those of transformers, in float64 ------------------------------------------------------

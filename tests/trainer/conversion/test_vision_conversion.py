@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from energon_lite.trainer import (
     load_weights,
     read_state,
 )
+from energon_lite.trainer.conversion import image_config
 from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.tensor_names import native_name
@@ -112,6 +114,28 @@ def test_an_encoder_makes_their_hidden_states(kind: str, layer: int, size: tuple
     assert wanted.std() > 0.1 and wanted.shape[1] == (size[0] // 4) * (size[1] // 4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_missing_is_as_in_transformers(kind: str) -> None:
+    theirs, read = make_encoder(kind).config.__class__().to_dict(), partial(image_config.vision_settings, where="")
+    found, siglip = read({"model_type": theirs["model_type"]}), kind == "siglip"
+    assert found == read(theirs, ignore=[*theirs]) and found["vision"].head == siglip
+    assert found["vision"].image_mean == ((0.5, 0.5, 0.5) if siglip else image_config.CLIP_PIXELS["image_mean"])
+    written = image_config.huggingface_vision_config(ModelConfig(**found))
+    assert written.pop("architectures") and written.pop("vision_use_head", None) == (True if siglip else None)
+    assert written.items() <= theirs.items() and written["patch_size"] == found["patch_size"]
+    assert not siglip or found["vision"] == VisionConfig(head=True)
+    assert not read({"model_type": theirs["model_type"], "vision_use_head": False})["vision"].head
+
+
+def test_a_llava_that_says_little_and_what_may_be_ignored_of_it() -> None:
+    values, read = {"model_type": "llava", "torch_dtype": "bfloat16"}, image_config.any_model_config
+    values |= {"tie_word_embeddings": True}
+    found = read({**values, "projector_hidden_act": "silu"}, where="", ignore=["projector_hidden_act"])
+    assert found == read(values, where="") and found.vision is not None
+    assert (found.dtype, found.tie_embeddings, found.vocab_multiple) == ("bfloat16", True, 64)
+    assert (found.vision.kind, found.vision.feature_layer, found.vision.image_token) == ("clip", -2, 32000)
+
+
 @torch.no_grad()
 def test_pooling_is_their_head_or_the_mean() -> None:
     theirs, images = make_encoder("siglip"), torch.rand(2, 3, 14, 14)
@@ -179,6 +203,8 @@ def test_a_llava_makes_the_same_logits_and_comes_back_unchanged(tmp_path: Path, 
     assert files_of(tmp_path / "back") == files_of(folder)
     native_to_huggingface(tmp_path / "native", tmp_path / "like", like=folder)
     assert files_of(tmp_path / "like") == files_of(folder)
+    native_to_huggingface(tmp_path / "native", tmp_path / "token", image_token=7)
+    assert json.loads((tmp_path / "token" / "config.json").read_bytes())["image_token_index"] == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,7 +244,9 @@ def test_transformers_loads_what_a_run_has_made(tmp_path: Path, kind: str) -> No
     assert_same_logits(ours, theirs.eval())
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("a").input_ids == [256, 97, 257]
     pictures = (torch.rand(1, 3, 14, 14, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
-    shown = AutoImageProcessor.from_pretrained(tmp_path / "out")(pictures, return_tensors="pt").pixel_values
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "out")
+    assert type(processor).__name__.lower().startswith(kind) and processor.resample == 2, "bilinear"
+    shown = processor(pictures, return_tensors="pt").pixel_values
     torch.testing.assert_close(shown, evened(pictures / 255), rtol=1e-4, atol=1e-4)
     # And from there, the same model again.
     again = load_model(huggingface_to_native(tmp_path / "out", tmp_path / "again"))
@@ -235,6 +263,8 @@ def test_the_token_of_images_can_be_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     native_to_huggingface(tmp_path / "gone", tmp_path / "out", image_token=7)
     native_to_huggingface(tmp_path / "bytes", tmp_path / "of bytes")
+    native_to_huggingface(tmp_path / "bytes", tmp_path / "encoder", vision_only=True)
+    assert {*files_of(tmp_path / "encoder")} == {"config.json", "model.safetensors", "preprocessor_config.json"}
     for folder, token in (("out", 7), ("of bytes", 258)):
         assert json.loads((tmp_path / folder / "config.json").read_bytes())["image_token_index"] == token
 
@@ -243,12 +273,14 @@ def test_the_token_of_images_can_be_named(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "all layers": ({"vision_feature_layer": [-1, -2]}, "vision_feature_layer"),
-    "from the first": ({"vision_feature_layer": 1}, "vision_feature_layer"),
+    "from the first": ({"vision_feature_layer": 0}, "vision_feature_layer"),
     "the class token too": ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy"),
     "another activation": ({"projector_hidden_act": "silu"}, "projector_hidden_act"),
     "no bias": ({"multimodal_projector_bias": False}, "multimodal_projector_bias"),
     "unknown": ({"image_newline": True}, "image_newline"),
     "another encoder": ({"vision_config": {"model_type": "dinov2"}}, "model_type"),
+    "gray images": ({"vision_config": {"num_channels": 1}}, "num_channels"),
+    "activation": ({"vision_config": {"hidden_act": "silu"}}, "hidden_act"),
 }
 
 

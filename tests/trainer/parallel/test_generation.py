@@ -149,7 +149,7 @@ def test_what_cannot_be_said_is_refused(run_ranks: RunRanks) -> None:
     assert generate(model, [[1]], max_new_tokens=0) == [[]]
     with pytest.raises(UsageError, match="has no token"):
         generate(model, [[1], []])
-    for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}):
+    for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Sampling(**wrong)
     with pytest.raises(RankFailure, match="cp=1"):

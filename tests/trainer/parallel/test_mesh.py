@@ -63,7 +63,8 @@ def test_groups_are_those_of_the_grid(run_ranks: RunRanks, grid: RankGrid) -> No
     """What torch makes of the sizes is what the arithmetic says, for all axes, the data group and the ends."""
 
     def groups(rank: int) -> tuple[dict[str, list[int]], float, list[bool]]:
-        mesh = build_mesh(pp=grid.pp, cp=grid.cp, tp=grid.tp, order=grid.order)
+        mesh = build_mesh(pp=grid.pp, cp=grid.cp, tp=grid.tp, order=grid.order, sequence_parallel=True)
+        assert mesh.sequence_cut == (grid.tp > 1)
         assert {axis: mesh.rank(axis) for axis in AXES} == grid.coordinates(rank)
         assert mesh.stage_rank(mesh.rank("pp")) == rank and mesh.stage_rank(mesh.rank("pp") + grid.pp) == rank
         found = {axis: mesh.group(axis) for axis in (*AXES, "ends")} | {"data": mesh.data_group}

@@ -185,6 +185,7 @@ def test_a_save_that_is_late_is_told_of_and_a_saver_can_be_closed_twice(
             saver.save(1, part.model, part.optimizer, STATE)
             saver.close()
             saver.close()
+        assert 0 <= saver.seconds_blocked < 100 and 0 < saver.seconds_written < 100
         return said
 
     (said,) = run_ranks(1, job)

@@ -158,8 +158,9 @@ def test_other_settings_are_not_mixed_in(chats: Path, tokenizer_folder: Path, tm
         _make(chats, tokenizer_folder, tmp_path, progress=stop)
     with pytest.raises(UsageError, match="begun with other settings or files: records_per_shard differ"):
         _make(chats, tokenizer_folder, tmp_path, records_per_shard=8)
-    report = _make(chats, tokenizer_folder, tmp_path)
-    assert report.made == report.shards - 3
+    seen: list[Any] = []
+    report = _make(chats, tokenizer_folder, tmp_path, progress=lambda *told: seen.append(told))
+    assert report.made == report.shards - 3 and seen[-1] == (200, 200, "shard 29/29, 0.0 M tokens")
     once_more = _make(chats, tokenizer_folder, tmp_path)
     assert (once_more.made, once_more.counts, once_more.problems) == (0, report.counts, report.problems)
     with pytest.raises(UsageError, match="there is another data set here already"):
@@ -172,7 +173,7 @@ def test_nothing_at_all_says_why(tokenizer_folder: Path, tmp_path: Path) -> None
     path = tmp_path / "wrong.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n' * 3)
     with pytest.raises(EmptyDatasetError, match="no field 'prompt'; there are: question, answer") as error:
-        _make(path, tokenizer_folder, tmp_path / "out")
+        _make(path, tokenizer_folder, tmp_path / "out", records_per_shard=1)
     assert "--prompt-field" in str(error.value)
     with pytest.raises(UsageError, match="records_per_shard is 0"):
         _make(path, tokenizer_folder, tmp_path / "out", records_per_shard=0)

@@ -64,7 +64,7 @@ def test_text_files_are_records_or_their_lines_are(tmp_path: Path) -> None:
     paths = sorted(tmp_path.iterdir())
     whole = _all(paths, 2)
     assert [record.fields and record.fields["content"] for record in whole] == ["one\r\ntwo\r\n", "three", None]
-    assert [record.file for record in whole] == [0, 1, 2]
+    assert [(record.file, record.number) for record in whole] == [(0, 1), (1, 1), (2, 1)]
     assert "not UTF-8" in whole[2].problem
     lines = _all(paths[:2], 1, text_records="line")
     found = [(record.file, record.number, record.fields["content"]) for record in lines]
@@ -169,6 +169,8 @@ def test_an_example_that_is_too_long(tokenizer: HuggingFaceTokenizer, too_long: 
         ({"prompt": 3, "response": ""}, Task(), "field 'prompt' is not a text but a int"),
         ({"prompt": "abcd", "response": "e"}, Task(max_length=4), "the prompt alone has more than 4 tokens"),
         ({"m": "hello"}, Task(messages="m"), "not a list of messages"),
+        ({"m": []}, Task(messages="m"), "not a list of messages"),
+        ({"m": [{"content": "q"}]}, Task(messages="m"), "not a list of messages"),
         ({"m": [{"role": "user", "content": "q"}]}, Task(messages="m"), "no token of it counts in the loss"),
         ({"m": [{"role": "user"}]}, Task(messages="m"), "the chat template fails"),
     ],
@@ -200,6 +202,7 @@ def test_special_tokens_can_be_chosen(tokenizer_folder: Path) -> None:
     without = HuggingFaceTokenizer(str(tokenizer_folder / "tokenizer.json"), begin="", end="a")
     (outcome,) = examples_of([{"prompt": "x", "response": "y"}], Task(), without)
     assert outcome.examples[0].tokens.tolist() == [120, 121, 97]
+    assert HuggingFaceTokenizer(str(tokenizer_folder), end="").pad == 0
     with pytest.raises(UsageError, match="no token '<eod>' for the end"):
         HuggingFaceTokenizer(str(tokenizer_folder), end="<eod>")
 
@@ -213,6 +216,8 @@ def test_a_tokenizer_without_a_chat_template_is_no_fault_of_the_records(tokenize
         examples_of(
             [{"m": [{"role": "assistant", "content": "x"}]}], Task(messages="m"), HuggingFaceTokenizer(str(folder))
         )
+    (folder / "chat_template.jinja").write_text(settings["tokenizer_class"])
+    assert HuggingFaceTokenizer(str(folder)).has_chat_template
 
 
 def test_what_is_no_tokenizer(tmp_path: Path) -> None:

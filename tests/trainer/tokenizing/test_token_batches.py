@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,6 @@ def test_a_single_token_is_nothing_to_learn() -> None:
     sample = TokenizedSample(__key__="a", __restore_key__=(), tokens=torch.tensor([5]))
     with pytest.raises(SkipSample, match="fewer than two tokens"):
         TokenizedTaskEncoder().encode_sample(sample)
+    encoder, others = TokenizedTaskEncoder(packed=False), ([5, 6], [1, 2, 3, 4])
+    rows = [encoder.encode_sample(dataclasses.replace(sample, tokens=torch.tensor(tokens))) for tokens in others]
+    assert encoder.batch(rows).tokens.tolist() == [[5, 0, 0], [1, 2, 3]]

@@ -48,6 +48,27 @@ def test_a_file_fills_the_dataclasses(good: Path) -> None:
     assert config.model == ModelConfig() and config.model.padded_vocab_size == 320
 
 
+def test_a_run_that_says_nothing_else_has_these_numbers() -> None:
+    config = config_from_dict({"data": {"path": "x"}})
+    settings = {**vars(config.data), **vars(config.mesh), **vars(config.model), **vars(config.optimizer)}
+    found = {name: value for name, value in (settings | vars(config.train)).items() if type(value) is int and value}
+    data = {"micro_batch_size": 8, "micro_batches_per_step": 4, "workers": 1, "max_length": 64}
+    model = {"hidden_size": 96, "num_layers": 3, "num_heads": 4, "ffn_size": 256, "vocab_size": 259}
+    model |= {"vocab_multiple": 64, "patch_size": 2, "warmup": 10, "tp": 1, "pp": 1, "cp": 1, "virtual": 1}
+    train = {"steps": 100, "keep": 2, "nonfinite_limit": 3, "spike_window": 64, "log_every": 10}
+    assert found == data | model | train and config.seed == 0
+
+
+#: The least that is allowed, for some the most.
+LEAST = """
+    train.steps=1 train.keep=1 train.log_every=1 train.nonfinite_limit=1 train.spike_window=2 train.profile=[1,1]
+    train.peak_tflops=0.5 data.skip_steps=[1] data.prefetch_factor=1 data.micro_batch_size=1
+    data.micro_batches_per_step=1 data.max_length=1 model.hidden_size=1 model.num_layers=1 model.num_heads=1
+    model.head_dim=2 model.ffn_size=1 model.vocab_size=1 model.image_size=1 model.patch_size=1 model.sliding_window=1
+    model.vision.hidden_size=1 model.vision.num_layers=1 model.vision.num_heads=1 model.vision.ffn_size=1
+    model.vision.image_token=0 optimizer.bucket_size=1 optimizer.decay_share=1 optimizer.scale_rule=sqrt
+    optimizer.reference_tokens=1 optimizer.groups=[{"match":"a","weight_decay":0,"lr_scale":0}]
+"""
 #: Overrides, and settings of the configuration that they make.
 OVERRIDES: list[tuple[list[str], dict[str, object]]] = [
     (
@@ -72,6 +93,7 @@ OVERRIDES: list[tuple[list[str], dict[str, object]]] = [
         ["data.batching={strategy: best_fit, capacity: 64}", "data.batching.open_bins=4"],
         {"data.batching": {"strategy": "best_fit", "capacity": 64, "open_bins": 4}},
     ),
+    (LEAST.split(), {"train.keep": 1, "model.vision.image_token": 0, "optimizer.decay_share": 1.0}),
     (["train.time_limit=90"], {"train.time_limit": 90.0}),
     (["train.time_limit=3h30m"], {"train.time_limit": 12_600.0}),
     (["train.time_limit=1d2h3m4s"], {"train.time_limit": 93_784.0}),
@@ -169,11 +191,30 @@ WRONG_OVERRIDES = [
     ("model.rope_scaling={kind: yarn, low_frequency: 40.0}", ["low_frequency is not below"]),
     ("model.rope_scaling={factor: 0.5}", ["would shrink rows"]),
     ("model.rope_scaling={kind: ntk}", ["unknown kind 'ntk'"]),
+    ("model.rope_scaling={original_length: 0}", ["original_length is below 1"]),
     ("model.rope_scaling={attention_factor: 1.2}", ["attention_factor=1.2 with kind=llama3"]),
-    ("model.rope_scaling={kind: yarn, attention_factor: -1.0}", ["attention_factor=-1.0"]),
+    ("model.rope_scaling={kind: yarn, attention_factor: 0.0}", ["attention_factor=0.0"]),
     ("optimizer.clip=-1", ["clip is negative"]),
     ("optimizer.schedule=cosin", ["did you mean 'cosine'"]),
     ("optimizer.decay_share=0", ["not a share"]),
+    ("optimizer.bucket_size=0", ["bucket_size is below 1"]),
+    ("optimizer.scale_rule=sqrt", ["scale_rule needs reference_tokens"]),
+    ("optimizer.groups=[{match: a, weight_decay: -0.1}]", ["weight_decay is negative"]),
+    ("optimizer.groups=[{match: a, lr_scale: -0.1}]", ["lr_scale is negative"]),
+    ("optimizer.groups=[{match: a, algorithm: sgd}]", ["a group's algorithm is 'sgd'"]),
+    ("model.num_layers=0", ["num_layers is below 1"]),
+    ("model={image_size: 8, vision: {num_layers: 0}}", ["num_layers is below 1"]),
+    ("model={image_size: 8, vision: {activation: relu}}", ["unknown activation 'relu'"]),
+    ("model={image_size: 8, vision: {num_heads: 7}}", ["cannot be cut into 7 heads"]),
+    ("model={image_size: 8, vision: {feature_layer: -13}}", ["there is no block -13 of 12"]),
+    ("model={image_size: 8, vision: {kind: clip, head: true}}", ["CLIP has no pooling head"]),
+    ("model={image_size: 8, vision: {pooling: attention, head: true}}", ["done by the head"]),
+    ("model={image_size: 8, vision: {tp: 2}}", ["tp=2"]),
+    ("model={image_size: 8, vision: {image_std: [1.0, 0.0, 1.0]}}", ["a deviation is not above 0"]),
+    ("model={image_size: 8, patch_size: 9, vision: {}}", ["9 pixels do not fit into an image of 8"]),
+    ("output=s3://x", ["metrics are written to a folder"]),
+    ("data.max_images=3", ["without batching"]),
+    ("train.profile=[0, 1]", ["not a window of steps"]),
     ("data.share=send", ["use one of: load, broadcast"]),
     ("data.max_length=0", ["max_length is below 1"]),
     ("data.skip_steps=[3, 0]", ["a step is below 1"]),
@@ -187,7 +228,7 @@ WRONG_OVERRIDES = [
     ("train.freeze=[1]", ["expected text"]),
     ("train.peak_tflops=0", ["not positive"]),
     ("train.nonfinite_limit=0", ["nonfinite_limit is below 1"]),
-    ("train.spike_factor=0.9", ["spike_factor is"]),
+    ("train.spike_factor=1", ["spike_factor is"]),
     ("train.spike_window=1", ["spike_window is"]),
     ("train.save_timeout=-1", ["save_timeout is negative"]),
     ("train.flight_recorder=-1", ["flight_recorder is negative"]),

@@ -17,11 +17,13 @@ import torch
 from tqdm import tqdm
 
 import energon_lite.extras
+from energon_lite.batching import chain_digest, digest_text
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import MetricsFile, WandbRun
 from energon_lite.trainer import LlamaModel, ModelConfig, MultimodalBatch, VisionConfig, build_mesh, config_from_dict
+from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.models.interface import document_lengths
-from energon_lite.trainer.training.metrics import Progress, make_sinks
+from energon_lite.trainer.training.metrics import Progress, RunningStep, StepMetrics, make_sinks
 from energon_lite.trainer.training.throughput import (
     batch_flops,
     flops_of_images,
@@ -30,7 +32,7 @@ from energon_lite.trainer.training.throughput import (
     training_flops,
 )
 
-VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
+VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "tokens_per_second": 120.4, "seconds": 0.1}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -62,18 +64,19 @@ def test_progress_is_logged_where_there_is_no_terminal(caplog: pytest.LogCapture
     progress.close()
     told = [record.message for record in caplog.records if record.name.startswith("energon_lite.trainer")]
     assert [text.split(":")[0] for text in told] == [f"step {n} of 5" for n in (2, 3, 4, 5)]
-    assert "loss 2.5000, grad norm 1.000, 12 tokens, eval loss 3.0000" in told[1]
+    assert "loss 2.5000, grad norm 1.000, 12 tokens, 120/s, eval loss 3.0000" in told[1]
 
 
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(tqdm, "_instances", WeakSet(), raising=False)  # a bar that a test left open would stand above
-    progress = Progress(total=4, done=2, every=1)
-    for step in (3, 4):
+    progress = Progress(total=3, done=1, every=1)
+    for step in (0, 1, 2):
         progress.write(VALUES | {"step": step})
     progress.close()
     shown = capsys.readouterr().err
-    assert "4/4" in shown and "loss 2.5000" in shown and shown.count("\n") == 1
+    assert "3/3" in shown and "4/3" not in shown, "what is evaluated before the first step is no step"
+    assert "loss 2.5000" in shown and shown.count("\n") == 1
 
 
 def test_weights_and_biases_get_the_numbers_and_a_resumed_run_the_same_name(
@@ -114,6 +117,17 @@ def test_without_the_extra_there_is_only_the_progress(
     assert isinstance(sink, Progress) and "metrics.jsonl is not written" in caplog.text
     with pytest.raises(UsageError, match=r"train\.tensorboard needs the extra inspect"):
         make_sinks(config_from_dict(given | {"train": {"tensorboard": True}}), 1)
+
+
+def test_the_digest_of_a_step_is_the_sum_over_all_ranks() -> None:
+    config = config_from_dict({"data": {"path": "blend.yaml"}, "train": {"peak_tflops": 2.0}})
+    numbers, digests = StepMetrics(config, build_mesh()), (2**64 - 1, 2**63 + 12_346)
+    parts = [RunningStep(1, StepData([1], [], one), 0.0, 0.0, flops=3e12).sums(build_mesh()) for one in digests]
+    values: dict[str, Any] = {"step": 1, "seconds": 2.0}
+    numbers.complete(values, [sum(part) for part in zip(*parts, strict=True)])
+    assert values["digest"] == digest_text(sum(digests) % 2**64) and values["mfu"] == 6e12 / 2.0 / 2e12
+    chain = digest_text(chain_digest(0, sum(digests) % 2**64))
+    assert numbers.digest.state() == {"first": 0, "step": 1, "chain": chain}
 
 
 # -- throughput --------------------------------------------------------------------------------------------------------
@@ -160,6 +174,9 @@ def test_images_go_through_the_encoders_matrices(projector: str) -> None:
     matrices = sum(p.numel() for p in used if p.dim() > 1) - model.vision.embeddings.position_embedding.weight.numel()
     assert flops_of_images(config, [(8, 8)] * 3) == [6 * 16 * matrices + 12 * 2 * 12 * 16**2] * 3
     assert sum(flops_of_images(config, [(8, 4), (5, 4)])) == 6 * 12 * matrices + 12 * 2 * 12 * (8**2 + 4**2)
+    once = sum(p.numel() for p in model.projector.parameters() if p.dim() > 1)
+    pooled = dataclasses.replace(config, vision=dataclasses.replace(vision, pooling="mean"))
+    assert flops_of_images(pooled, [(8, 8)]) == [6 * (16 * (matrices - once) + once) + 12 * 2 * 12 * 16**2]
     plain = dataclasses.replace(config, vision=None)
     assert flops_of_images(plain, [(8, 8)]) == [6 * 16 * 12 * SHAPE.hidden_size]
     assert flops_of_images(SHAPE, []) == []

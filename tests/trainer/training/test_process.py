@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -47,6 +48,15 @@ def test_the_flight_recorder_is_set_up_before_nccl_is(monkeypatch: pytest.Monkey
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "runs/1/nccl-trace-rank",
     }
+
+
+def test_what_makes_a_process_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, values = mock.Mock(), dict[str, str]()
+    monkeypatch.setattr(process, "torch", told)
+    monkeypatch.setattr(os, "environ", values)
+    process.make_deterministic()
+    assert told.mock_calls == [mock.call.use_deterministic_algorithms(True), mock.call.set_num_threads(1)]
+    assert values == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} and told.backends.cudnn.benchmark is False
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

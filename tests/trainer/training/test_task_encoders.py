@@ -33,6 +33,7 @@ from energon_lite.trainer import (
     MultimodalBatch,
     MultimodalTaskEncoder,
     RowsTaskEncoder,
+    VisionConfig,
     make_task_encoder,
 )
 from energon_lite.trainer.data.rows import rows_of
@@ -89,6 +90,10 @@ def test_a_record_is_what_its_fields_say() -> None:
         ({"json": {"messages": [{"content": "Hi"}]}}, "no message with a role"),
         ({"json": {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}}, "no message with a role"),
         ({"json": {"messages": ["Hi"]}}, "no message with a role"),
+        ({"json": {"messages": [{"role": "user", "content": ["Hi"]}]}}, "no message with a role"),
+        ({"json": {"messages": [{"role": "user", "content": 5}]}}, "no message with a role"),
+        ({"json": {"messages": []}}, "there are messages"),
+        ({"txt": "a", "jpg": 1, "png": 2}, "there are txt, jpg, png"),
         ({"json": {"text": 5}}, "neither tokens nor messages nor a text"),
     ],
 )
@@ -184,6 +189,7 @@ def test_stored_tokens_are_taken_as_they_are(tokens: list[int], masked: bool, se
     assert row.tokens.tolist() == tokens[:-1] and learned(row) == wanted
     part = encoded(sample, max_length=4, training=True).tokens.tolist() if wanted[:3] else []
     assert part in [tokens[start : start + 4] for start in range(len(tokens))] or len(tokens) < 6 or not part
+    assert not masked or len(tokens) < 6 or part in ([], tokens[:4]), "with a mask, it is the beginning"
 
 
 # -- batches of other encoders -----------------------------------------------------------------------------------------
@@ -276,9 +282,9 @@ def test_a_batch_that_is_none_ends_the_run_and_names_the_class(made: Any, said: 
 
 def test_what_counts_and_lengths_of_documents_are_known_without_reading_them_back() -> None:
     """Labels below zero do not count."""
-    made = batch_of(labels=torch.tensor([[-100, 2], [3, -100]]), loss_mask=torch.tensor([[1, 0.5], [1, 1]]))
+    made = batch_of(labels=torch.tensor([[-100, 0], [3, -100]]), loss_mask=torch.tensor([[1, 0.5], [1, 1]]))
     rows = RowsTaskEncoder(Other(made), MODEL).encode_batch(made)
-    assert rows.labels.tolist() == [[0, 2], [3, 0]] and rows.loss_mask.tolist() == [[0, 0.5], [1, 0]]
+    assert rows.labels.tolist() == [[0, 0], [3, 0]] and rows.loss_mask.tolist() == [[0, 0.5], [1, 0]]
     assert isinstance(rows.loss_tokens, float) and rows.loss_tokens == 1.5 and rows.document_lengths is None
     assert torch.equal(torch.as_tensor(batch_of().loss_tokens), batch_of().loss_mask.sum(dtype=torch.float64))
     made = batch_of(documents=torch.tensor([[0, 1], [1, 1]]))
@@ -340,6 +346,12 @@ def test_an_encoder_gets_what_it_names(module: str) -> None:
     passing = named(module, "Passing", more=3, max_length=9)
     assert (passing.more, passing.max_length, passing.patch_size) == (3, 9, 2)
     assert named(module, "made").shout is False and named(module, "instance").tokenizer == "t"
+    assert vars(MultimodalTaskEncoder(max_length=7)).items() >= {"image_size": 0, "patch_size": 1}.items()
+    for strategy, packed, pooling, length in (("capacity", False, "mean", 1), ("best_fit", True, "none", 4)):
+        seeing = ModelConfig(image_size=4, patch_size=2, vision=VisionConfig(image_token=7, pooling=pooling))
+        batching = {"strategy": strategy, "capacity": 64}
+        made: Any = make_task_encoder(DataConfig("x", batching=batching), seeing).task_encoder
+        assert (made.image_token, made.image_length, made.packed) == (7, length, packed)
     plain = make_task_encoder(DataConfig("x"), MODEL).task_encoder
     assert type(plain) is MultimodalTaskEncoder and plain.training
 

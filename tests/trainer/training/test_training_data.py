@@ -42,7 +42,7 @@ def encoded(sample: Any, *, training: bool = True, seed: int = 0) -> TokenSequen
 
 
 def test_broken_utf8_is_marked() -> None:
-    assert ByteTokenizer().decode([0xC3, EOS]) == "\ufffd"
+    assert ByteTokenizer().decode([BOS, 0xC3, EOS]) == "\ufffd"
 
 
 def test_a_long_text_gives_a_window_of_its_own_choice() -> None:
@@ -92,7 +92,8 @@ def test_a_pooled_image_is_one_token_of_its_own() -> None:
 
 def test_a_batch_may_be_empty() -> None:
     full = encoder().batch([encoded(text("a"))])
-    for batch in (encoder().batch([]), encoder().empty_batch(full, 1)):
+    packing = MultimodalTaskEncoder(max_length=4, image_size=2, packed=True)
+    for batch in (encoder().batch([]), encoder().empty_batch(full, 1), packing.batch([])):
         assert isinstance(batch, MultimodalBatch)
         assert batch.tokens.shape == batch.labels.shape == batch.loss_mask.shape == (0, 0)
         assert batch.image.shape == (0, 3, 2, 2) and batch.image_rows.shape == (0,)
