@@ -27,9 +27,9 @@ from energon_lite.storage.samples.part_decoder import guess_extension, media_kin
 
 #: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024
-#: Bytes of each further read.
+#: Most bytes of each further read.
 _MORE = 256
-#: Markers and fill bytes that are skipped before the size of a JPEG, at most.
+#: Most markers and fill bytes that are skipped before the size of a JPEG.
 _MOST_MARKERS = 1 << 12
 
 #: Markers of JPEG segments that begin a frame.
@@ -204,7 +204,7 @@ class ImagePatches:
             (self.max_pixels, pixels > (self.max_pixels or 0), np.floor),
             (self.min_pixels, pixels < (self.min_pixels or 0), np.ceil),
         ):
-            if limit is not None and wrong.any():
+            if limit is not None:
                 scale = np.sqrt(limit / np.maximum(given[wrong], 1))[:, None]
                 scaled[wrong] = np.maximum(rounded(sizes[wrong] * scale / multiple).astype(np.int64), 1) * multiple
         return scaled

@@ -106,7 +106,7 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
     assert even_costs(nothing, nothing + 4, [4], np.arange(3), 3).tolist() == [0, 1, 2]
     assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
     assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
-    assert levels_of(7) == (7,) and levels_of(1) == (1,)
+    assert levels_of(7) == (7,) and levels_of(1) == (1,) and levels_of(128) == (128, 64, 32, 16, 8, 4, 2)
 
 
 @given(st.lists(st.integers(0, 2**45), min_size=8, max_size=8), st.integers(1, 4))
