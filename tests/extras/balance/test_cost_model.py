@@ -38,16 +38,17 @@ def test_the_terms_of_each_kind_of_work() -> None:
 
 
 def test_a_piece_costs_its_share_and_attention_is_that_of_padded_lengths() -> None:
-    """Of samples of 4, 3 and 9 tokens: the first whole, two pieces of the last, the second whole."""
+    """Of samples of 4, 1 and 9 tokens: the first whole, two pieces of the last, the second whole."""
     rows = np.array([[10, 7, 100], [0, 5, 32]])
-    costs = StepCosts(rows, np.array([4, 3, 9]), np.array([1, 0, 2]), 5)
-    entries = [np.array(values) for values in ([0, 2, 2, 1], [0, 0, 7, 0], [4, 7, 2, 3], [0, 2, 4])]
+    costs = StepCosts(rows, np.array([4, 1, 9]), np.array([1, 0, 2]), 5)
+    entries = [np.array(values) for values in ([0, 2, 2, 1], [0, 0, 7, 0], [4, 7, 2, 1], [0, 2, 4])]
     batches = MicroBatches(*entries, packed=True)
     assert costs.of(batches, 4).tolist() == [[16, 64, 16, 16], [10, 77, 22, 7], [0, 24, 7, 5]]
-    assert costs.of_batches(batches).tolist() == [[11, 5], [16 + 49, 4 + 9], [87, 29], [24, 12]]
+    assert costs.of(batches)[0].tolist() == [16, 49, 4, 1]
+    assert costs.of_batches(batches).tolist() == [[11, 3], [16 + 49, 4 + 1], [87, 29], [24, 12]]
     sizes, limits = costs.sizes(batches, Capacity(12))
-    assert (sizes.tolist(), limits) == ([[4, 7, 2, 3], [1, 2, 2, 0]], [12, 5])
-    assert StepCosts(rows, np.array([4, 3, 9]), max_images=5).sizes(batches, Capacity(12))[1] == [12]
+    assert (sizes.tolist(), limits) == ([[4, 7, 2, 1], [1, 2, 2, 0]], [12, 5])
+    assert StepCosts(rows, np.array([4, 1, 9]), max_images=5).sizes(batches, Capacity(12))[1] == [12]
 
 
 @given(st.integers(0, 10**16), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
