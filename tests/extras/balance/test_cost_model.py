@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import ConfigError, UsageError
@@ -40,15 +39,12 @@ def test_the_terms_of_each_kind_of_work() -> None:
 def test_a_piece_costs_its_share_and_attention_is_that_of_padded_lengths() -> None:
     """Of samples of 4, 1 and 9 tokens: the first whole, two pieces of the last, the second whole."""
     rows = np.array([[10, 7, 100], [0, 5, 32]])
-    costs = StepCosts(rows, np.array([4, 1, 9]), np.array([1, 0, 2]), 5)
+    costs = StepCosts(rows, np.array([4, 1, 9]))
     entries = [np.array(values) for values in ([0, 2, 2, 1], [0, 0, 7, 0], [4, 7, 2, 1], [0, 2, 4])]
     batches = MicroBatches(*entries, packed=True)
     assert costs.of(batches, 4).tolist() == [[16, 64, 16, 16], [10, 77, 22, 7], [0, 24, 7, 5]]
     assert costs.of(batches)[0].tolist() == [16, 49, 4, 1]
     assert costs.of_batches(batches).tolist() == [[11, 3], [16 + 49, 4 + 1], [87, 29], [24, 12]]
-    sizes, limits = costs.sizes(batches, Capacity(12))
-    assert (sizes.tolist(), limits) == ([[4, 7, 2, 1], [1, 2, 2, 0]], [12, 5])
-    assert StepCosts(rows, np.array([4, 1, 9]), max_images=5).sizes(batches, Capacity(12))[1] == [12]
 
 
 @given(st.integers(0, 10**16), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
@@ -155,8 +151,7 @@ def test_times_without_noise_give_the_coefficients_and_a_file_keeps_them(tmp_pat
     write_cost_model(path, fit, {"device": "one of mine"})
     assert read_cost_model(path) == fit.model
     written = json.loads(path.read_text())
-    assert written["about"] == {"device": "one of mine"}
-    assert [written[name] for name in ("micro_batches", "error", "error_95")] == [200, fit.error, fit.error_95]
+    assert (written["about"], written["error_95"]) == ({"device": "one of mine"}, fit.error_95)
     write_cost_model(path, TRUE)
     assert read_cost_model(path) == TRUE
 

@@ -73,8 +73,7 @@ def test_bitmaps_of_both_headers() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xd8\xff\xd9" + bytes(20), "no frame"),
-        (b"\xff\xd8\xff\xda" + bytes(20), "no frame"),
+        *((b"\xff\xd8\xff" + end + bytes(20), "no frame") for end in (b"\xd9", b"\xda")),
         (b"\xff\xd8\xff\xfe\0\2" + bytes(20), "no marker at byte 6"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI" + bytes(20), "first chunk is not a header"),
         (b"RIFF\0\0\0\0WEBPVP8L" + bytes(20), "not a picture"),

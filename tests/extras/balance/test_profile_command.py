@@ -152,9 +152,6 @@ def test_what_is_said_of_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = "Nothing larger was tried: see --most."
     assert invoke(*words, 207).output.splitlines()[-3:] == [best, limited, faster]
     assert invoke(*words, 100).output.splitlines()[-1] == limited
-
-
-def test_times_in_their_unit() -> None:
     found = [profile_command._time(number * 10**power) for power in (18, 15, 12, 9, 6) for number in (1, 999)]
     assert found == [f"{number} {unit}" for unit in ("s", "ms", "us", "ns", "ps") for number in (1, 999)]
 

@@ -159,12 +159,8 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
         assert list(warm.leaves)[3].length == 3
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_no_file_is_made_of_leaves_that_choose_their_split(
-    blend: Path, known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if known:  # before one of them does
-        opened(blend)
+def test_no_file_is_made_of_leaves_that_choose_their_split(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(blend)  # before one of them does
     path = blend.parent / "leaf-2/.nv-meta/dataset.yaml"
     replace_file(path, path.read_bytes() + b"split_part: train\n")
     os.utime(path, (OLD, OLD))
