@@ -224,7 +224,7 @@ def requested(asked: Mapping[str, object]) -> ImageColumns:
         value = json.loads(text)
     except ValueError as error:
         raise UsageError(f"--patches is not JSON: {error}", fix=fix) from None
-    value = {"patch_size": value} if isinstance(value, int) and not isinstance(value, bool) else value
+    value = {"patch_size": value} if isinstance(value, int) else value
     if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
         raise UsageError("--patches is not a JSON object of whole numbers", fix=fix)
     try:

@@ -291,6 +291,7 @@ def test_a_stage_keeps_its_place_in_the_run() -> None:
     assert order.lookup(np.arange(4000, 5000)).leaf.tolist() == [0] * 96 + [1] * 904
     slope = [Stage(0, (2.0, 0.0), last=(0.0, 4.0)), Stage(8, (0.0, 1.0))]
     assert stages_from(slope, 2) == [Stage(0, (0.75, 0.25), last=(0.0, 4.0)), Stage(6, (0.0, 1.0))]
+    assert Stages(tuple(slope)).samples(2) == [1.75, 0.25]
     assert stages_from(slope, 8) == stages_from(slope, 99) == [Stage(0, (0.0, 1.0))]
 
 
