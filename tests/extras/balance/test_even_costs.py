@@ -6,6 +6,7 @@ Of each way of moving samples: what is kept of them stays true, and it makes ste
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.optimize import linprog
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance import even_costs as rebalancing
+from energon_lite.extras.balance.cost_model import StepCosts
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
@@ -204,30 +206,29 @@ def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "limits", "outsized", "copies", "together", "digest"),
+    ("count", "capacity", "most", "outsized", "copies", "together", "digest"),
     [
-        (24, [2000, 16], 0, 1, 256, "14790e67"),
-        (48, [2600, 20], 1, 1, 256, "1141fcd1"),
-        (96, [2000, 20], 2, 9, 256, "24da14a2"),
-        (110, [2050, 20], 1, 1, 10, "4cbf1f76"),
-        (14, [2000, 16], 0, 40, 256, "d1f538d1"),
+        (24, Capacity(2000), 16, 0, 1, 256, "f3a3d5b4"),
+        (48, Capacity(2600, multiple=8), 20, 1, 1, 256, "d841484f"),
+        (96, Capacity(2000), 20, 2, 9, 256, "11b5a068"),
+        (110, Capacity(2050), 20, 1, 1, 10, "678cf9dd"),
+        (14, Capacity(2000), 16, 0, 40, 256, "b1771bc6"),
     ],
 )
 def test_golden(
-    count: int, limits: list[int], outsized: int, copies: int, together: int, digest: str, monkeypatch: Any
+    count: int, capacity: Capacity, most: int, outsized: int, copies: int, together: int, digest: str, monkeypatch: Any
 ) -> None:
     """Values for ever: what saved runs are planned by. If this changes, so must PLAN_VERSION."""
     monkeypatch.setattr(rebalancing, "_TOGETHER", together)
     a, b, c, d, e = (mix64_array(np.arange(5000, dtype=np.uint64)).astype(np.int64) >> 1).reshape(5, 1000)
     tokens, images = (2 + a % 33) * (2 + b % 33), c % 4
-    home, chosen = packed(tokens, 2000, count)
-    sizes = np.stack([tokens[chosen], images[chosen]])
-    costs = np.stack([sizes[0] ** 2, sizes[1] * (d[chosen] % 4000) ** 2, sizes[0] * (e[chosen] % 100) // 100])
-    costs[0, :outsized] = np.arange(4, 4 + outsized) * costs[0].sum() // count
-    owner = np.arange(len(home)) // copies if copies > 1 else None
-    fitting = fit_limits(sizes, [2000, 9], home, count)
-    places = [fitting, even_costs(costs, sizes, limits, home, count, owner), arrange_costs(costs[:, :count])]
-    assert hashlib.sha256(np.concatenate(places).astype("<i8").tobytes()).hexdigest()[:8] == digest
+    plan = BestFit(Capacity(2000)).plan(tokens)
+    step, rows = plan.select(np.arange(count)), np.stack([images * (d % 4000) ** 2, tokens * (e % 100) // 100])
+    rows[0, step.sample[:outsized]] = np.arange(4, 4 + outsized) * rows[0, step.sample].sum() // count
+    costs, sample = StepCosts(rows, tokens, images, most), np.arange(1000) // copies if copies > 1 else None
+    made = [costs.even(step, capacity, sample), costs.even(replace(step, packed=False), capacity, sample)]
+    made.append(replace(costs, max_images=most // 2).within_limits(plan, Capacity(2000), (0, 500)))
+    assert hashlib.sha256("".join(one.digest() for one in made).encode()).hexdigest()[:8] == digest
 
 
 # -- each way of moving samples by itself ------------------------------------------------------------------------------
