@@ -25,7 +25,7 @@ _LEAST = 8
 _FOR_EACH = 2
 #: Errors beyond this multiple of the median error get less weight: the machine was probably disturbed.
 _FAR = 3.0
-#: Rounds of reweighting.
+#: Bound on the rounds of reweighting.
 _ROUNDS = 8
 
 

@@ -18,7 +18,7 @@ from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
 
-#: Micro-batches among which images are swapped, so that none exceeds the limit of images.
+#: Most micro-batches among which images are swapped, so that none exceeds the limit of images.
 _WINDOW = 128
 
 
@@ -309,7 +309,7 @@ class CostModel:
         count = len(next(iter(sizes.values()), ()))
         total = np.full(count, self.micro_batch // _UNIT, dtype=np.int64)
         for name, coefficient in self.by_feature().items():
-            if name != "micro_batches" and (coefficient or name in sizes):
+            if name != "micro_batches" and coefficient:
                 total += _scaled(coefficient, checked_lengths(sizes[name], name), 1, name)
         return total
 

@@ -27,9 +27,9 @@ from energon_lite.storage.samples.part_decoder import guess_extension, media_kin
 
 #: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024
-#: Bytes of each further read.
+#: Most bytes of each further read.
 _MORE = 256
-#: Markers and fill bytes that are skipped before the size of a JPEG, at most.
+#: Most markers and fill bytes that are skipped before the size of a JPEG.
 _MOST_MARKERS = 1 << 12
 
 #: Markers of JPEG segments that begin a frame.
@@ -204,7 +204,7 @@ class ImagePatches:
             (self.max_pixels, pixels > (self.max_pixels or 0), np.floor),
             (self.min_pixels, pixels < (self.min_pixels or 0), np.ceil),
         ):
-            if limit is not None and wrong.any():
+            if limit is not None:
                 scale = np.sqrt(limit / np.maximum(given[wrong], 1))[:, None]
                 scaled[wrong] = np.maximum(rounded(sizes[wrong] * scale / multiple).astype(np.int64), 1) * multiple
         return scaled
@@ -224,7 +224,7 @@ def requested(asked: Mapping[str, object]) -> ImageColumns:
         value = json.loads(text)
     except ValueError as error:
         raise UsageError(f"--patches is not JSON: {error}", fix=fix) from None
-    value = {"patch_size": value} if isinstance(value, int) and not isinstance(value, bool) else value
+    value = {"patch_size": value} if isinstance(value, int) else value
     if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
         raise UsageError("--patches is not a JSON object of whole numbers", fix=fix)
     try:

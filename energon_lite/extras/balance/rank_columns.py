@@ -73,7 +73,7 @@ def levels_of(count: int) -> tuple[int, ...]:
         >>> levels_of(12)
         (12, 6, 4, 3, 2)
     """
-    divisors = [count // turns for turns in range(1, min(count, _TURNS) + 1) if count % turns == 0]
+    divisors = [count // turns for turns in range(1, _TURNS + 1) if count % turns == 0]
     return tuple(width for width in divisors if width > 1) or (count,)
 
 

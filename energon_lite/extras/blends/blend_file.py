@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 NEVER = 0
 #: Signatures are Python's hashes of integers, which are the same in all processes with the same values of these.
 HASHING = [sys.implementation.name, sys.hash_info.width, sys.hash_info.modulus, *sys.version_info[:2]]
-#: Number of shards of a data set that are checked. Changes of others are detected when they are read.
+#: Most shards of a data set that are checked. Changes of others are detected when they are read.
 _SHARDS = 4
 
 
@@ -86,9 +86,9 @@ def signature(path: str, files: Sequence[str], before: int | None = None) -> int
 
 BLEND_FILE = FileKind(b"ENRGBLND", 1, "record of a blend", "remove the file: it is made again")
 
-#: Number of leaves that are opened together, and closed again.
+#: Most leaves that are opened together, and closed again.
 _TOGETHER = 64
-#: Number of such groups from which on another process is worthwhile.
+#: Fewest such groups for which another process is worthwhile.
 _WORTH = 4
 #: Nanoseconds that the clock of a file system may lag behind.
 _LATE = 20_000_000

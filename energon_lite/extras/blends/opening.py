@@ -20,7 +20,7 @@ from energon_lite.trust import trusts
 
 #: Number of leaves from which on they are opened when they are read, and the user's cache has their properties.
 MANY = 2000
-#: Size in bytes of a document that may have so many leaves: one process of a machine reads it, and the others wait.
+#: Smallest document, in bytes, that may have so many leaves: one process of a machine reads it, and the others wait.
 _LARGE = 1 << 18
 
 
@@ -39,7 +39,7 @@ def open_blend(request: BlendRequest) -> OpenedBlend | None:
     options = [request.split_part, reading.dataset_config, reading.split_config, reading.labels, trust_code]
     asked = [*options, keyed(request.encoder), kind and [kind.__module__, kind.__qualname__]]
     file = BlendFile(document, asked, opener)
-    known = (file.read() if os.path.exists(file.path) else None) or _made(document, file, request.find)
+    known = file.read() or _made(document, file, request.find)
     return None if known is None else _of_known(known, opener, request.run, request.window)
 
 
@@ -53,8 +53,6 @@ def _made(document: str, file: BlendFile, find: Callable[[], Sequence[LeafSpec]]
         known = file.read()
         if known is not None:
             return known
-        if is_large:
-            began = time.time_ns()
         specs = find()
         if _are_many(specs):
             with suppress(ValueError):  # a leaf that is not plain data

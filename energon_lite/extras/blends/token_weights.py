@@ -31,9 +31,9 @@ _CHUNK = 1 << 20
 #: Largest error of a share of tokens along a slope.
 _NEAR = Fraction(1, 1000)
 
-#: Number of leaves above which shares are rounded; the numerators of exact shares would grow with each leaf.
+#: Most leaves whose shares are not rounded; the numerators of exact shares would grow with each leaf.
 _FEW = 200
-#: Binary digits of rounded shares.
+#: Most binary digits of rounded shares.
 _DIGITS = 640
 #: Upper bound of the relative error of rounded shares.
 _OFF = Fraction(1, 1 << 500)

@@ -5,9 +5,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.balance.cost_fit import (
@@ -17,7 +18,7 @@ from energon_lite.extras.balance.cost_fit import (
     relative_errors,
     write_cost_model,
 )
-from energon_lite.extras.balance.cost_model import CostModel, Quadratic
+from energon_lite.extras.balance.cost_model import CostModel, Quadratic, StepCosts
 from tests.testing import examples
 
 SHAPE = TransformerShape(hidden_size=4, num_layers=2, num_heads=2, ffn_size=8, vocab_size=10)
@@ -34,11 +35,23 @@ def test_the_terms_of_each_kind_of_work() -> None:
     assert model.image_costs([4, 9]).sum() == 7 * 97 + 11 * 13 + 13 * 2
 
 
+def test_a_piece_costs_its_share_and_attention_is_that_of_padded_lengths() -> None:
+    """Of samples of 4, 1 and 9 tokens: the first whole, two pieces of the last, the second whole."""
+    rows = np.array([[10, 7, 100], [0, 5, 32]])
+    costs = StepCosts(rows, np.array([4, 1, 9]))
+    entries = [np.array(values) for values in ([0, 2, 2, 1], [0, 0, 7, 0], [4, 7, 2, 1], [0, 2, 4])]
+    batches = MicroBatches(*entries, packed=True)
+    assert costs.of(batches, 4).tolist() == [[16, 64, 16, 16], [10, 77, 22, 7], [0, 24, 7, 5]]
+    assert costs.of(batches)[0].tolist() == [16, 49, 4, 1]
+    assert costs.of_batches(batches).tolist() == [[11, 3], [16 + 49, 4 + 1], [87, 29], [24, 12]]
+
+
 @given(st.integers(0, 10**16), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+@example(1, 0, 3 * 10**9)  # 64 bits would not hold its square
 @settings(max_examples=examples(200))
 def test_costs_are_exact_until_a_sample_would_take_too_long(coefficient: int, small: int, large: int) -> None:
     model, exact = CostModel(Quadratic(a=coefficient)), [coefficient * n**2 // 10**9 for n in (small, large)]
-    if max(exact) > 1 << 40:
+    if max(exact) > 1 << 40 or large > 1 << 31:
         with pytest.raises(UsageError, match="would take"):
             model.costs({"tokens": [small, large]})
     else:
@@ -152,8 +165,13 @@ def test_noise_and_a_machine_that_does_else_now_and_then(seed: int) -> None:
     fit = fit_costs(sizes, times)
     errors = np.abs(relative_errors(fit.model, others, TRUE.micro_batch_costs(others) / 1e9))
     assert errors.mean() < 0.04
-    # What it says of itself counts the noise, and the seven.
+    # What it says of itself counts the noise, and the seven: of each half, by a fit to the other one.
     assert 0.02 < fit.error < 0.15
+    found = []
+    for half in (0, 1):
+        own, other = ({name: values[one::2] for name, values in sizes.items()} for one in (half, 1 - half))
+        found += np.abs(relative_errors(fit_costs(other, times[1 - half :: 2]).model, own, times[half::2])).tolist()
+    assert (fit.error, fit.error_95) == pytest.approx((np.mean(found), np.quantile(found, 0.95)), rel=1e-4)
 
 
 @given(st.integers(1, 5), st.integers(6, 20), st.integers(0, 10**6))
@@ -161,6 +179,7 @@ def test_noise_and_a_machine_that_does_else_now_and_then(seed: int) -> None:
 def test_the_least_squares_are_the_least_there_are(columns: int, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     table, wanted = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    table[:, 0] *= seed % 3 > 0  # a column of zeros, now and then
     found = _non_negative(table, wanted)
     assert (found >= 0).all()
     # Karush, Kuhn and Tucker: no way down is left.
@@ -201,7 +220,11 @@ def test_numbers_that_are_always_0_have_no_coefficient() -> None:
 
 @pytest.mark.parametrize(
     ("count", "change", "message"),
-    [(5, 1.0, "too few"), (40, 0.0, "not a positive number"), (40, np.nan, "not a positive number")],
+    [
+        (15, 1.0, "15 micro-batches are too few"),
+        (40, 0.0, "not a positive number"),
+        (40, np.nan, "not a positive number"),
+    ],
 )
 def test_what_cannot_be_fitted(count: int, change: float, message: str) -> None:
     sizes = micro_batches(count)
@@ -209,6 +232,7 @@ def test_what_cannot_be_fitted(count: int, change: float, message: str) -> None:
         fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9 * change)
     with pytest.raises(UsageError, match="not of the same micro-batches"):
         fit_costs(sizes, np.ones(count + 1))
+    fit_costs(micro_batches(16), np.ones(16))  # two for each coefficient
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ Of each way of moving samples: what is kept of them stays true, and it makes ste
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from scipy.optimize import linprog
 
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
+from energon_lite.extras.balance import even_costs as rebalancing
+from energon_lite.extras.balance.cost_model import StepCosts
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
+from energon_lite.order.hashing import mix64_array
 from tests.testing import examples
 
 
@@ -103,7 +108,7 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
     assert even_costs(nothing, nothing + 4, [4], np.arange(3), 3).tolist() == [0, 1, 2]
     assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
     assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
-    assert levels_of(7) == (7,) and levels_of(1) == (1,)
+    assert levels_of(7) == (7,) and levels_of(1) == (1,) and levels_of(128) == (128, 64, 32, 16, 8, 4, 2)
 
 
 @given(st.lists(st.integers(0, 2**45), min_size=8, max_size=8), st.integers(1, 4))
@@ -198,6 +203,32 @@ def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
     # With its part of everything beside it, that would be 3 / 4 of a share more.
     assert attention.max() == attention[rank] < 16_000**2 + 0.18 * share
     assert counted.max() < 1.05 * counted.mean()
+
+
+@pytest.mark.parametrize(
+    ("count", "capacity", "most", "outsized", "copies", "together", "digest"),
+    [
+        (24, Capacity(2000), 16, 0, 1, 256, "f3a3d5b4"),
+        (48, Capacity(2600, multiple=8), 20, 1, 1, 256, "d841484f"),
+        (96, Capacity(2000), 20, 2, 9, 256, "11b5a068"),
+        (110, Capacity(2050), 20, 1, 1, 10, "678cf9dd"),
+        (14, Capacity(2000), 16, 0, 40, 256, "b1771bc6"),
+    ],
+)
+def test_golden(
+    count: int, capacity: Capacity, most: int, outsized: int, copies: int, together: int, digest: str, monkeypatch: Any
+) -> None:
+    """Values for ever: what saved runs are planned by. If this changes, so must PLAN_VERSION."""
+    monkeypatch.setattr(rebalancing, "_TOGETHER", together)
+    a, b, c, d, e = (mix64_array(np.arange(5000, dtype=np.uint64)).astype(np.int64) >> 1).reshape(5, 1000)
+    tokens, images = (2 + a % 33) * (2 + b % 33), c % 4
+    plan = BestFit(Capacity(2000)).plan(tokens)
+    step, rows = plan.select(np.arange(count)), np.stack([images * (d % 4000) ** 2, tokens * (e % 100) // 100])
+    rows[0, step.sample[:outsized]] = np.arange(4, 4 + outsized) * rows[0, step.sample].sum() // count
+    costs, sample = StepCosts(rows, tokens, images, most), np.arange(1000) // copies if copies > 1 else None
+    made = [costs.even(step, capacity, sample), costs.even(replace(step, packed=False), capacity, sample)]
+    made.append(replace(costs, max_images=most // 2).within_limits(plan, Capacity(2000), (0, 500)))
+    assert hashlib.sha256("".join(one.digest() for one in made).encode()).hexdigest()[:8] == digest
 
 
 # -- each way of moving samples by itself ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,7 +53,36 @@ def test_other_kinds_of_files(data: bytes) -> None:
     assert by_header(data) == (17, 31)
     assert image_size(data) == (17, 31)  # the whole file
     for head in range(30, 400, 7):  # the limit stands anywhere in the header
-        assert by_header(data, head) == (17, 31) or data[:4] == b"RIFF"
+        assert by_header(data, head) == (17, 31)
+
+
+@pytest.mark.parametrize(
+    "before", ["", "ff", "ff01", "ffd0", "ffd7", "ffc40003ff", "ffc80003ff", "ffcc0003ff", "fffe0002"]
+)
+@pytest.mark.parametrize("frame", [0xC0, 0xC1, 0xC3, 0xC5, 0xC7, 0xC9, 0xCB, 0xCD, 0xCF])
+def test_the_size_of_a_jpeg_is_in_its_frame(before: str, frame: int) -> None:
+    data = b"\xff\xd8" + bytes.fromhex(before)
+    assert image_size(data + bytes([0xFF, frame, 0, 17, 8, 0, 17, 0, 31])) == (17, 31)
+
+
+def test_bitmaps_of_both_headers() -> None:
+    assert image_size(b"BM" + bytes(12) + b"\x0c\0\0\0" + struct.pack("<HHHH", 31, 17, 1, 24)) == (17, 31)
+    assert image_size(b"BM" + bytes(12) + b"\x28\0\0\0" + struct.pack("<ii", 31, -17)) == (17, 31)  # top down
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        *((b"\xff\xd8\xff" + end + bytes(20), "no frame") for end in (b"\xd9", b"\xda")),
+        (b"\xff\xd8\xff\xfe\0\2" + bytes(20), "no marker at byte 6"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI" + bytes(20), "first chunk is not a header"),
+        (b"RIFF\0\0\0\0WEBPVP8L" + bytes(20), "not a picture"),
+        (b"RIFF\0\0\0\0WEBPVP8 " + bytes(20), "not a picture"),
+    ],
+)
+def test_damage_is_told(data: bytes, words: str) -> None:
+    with pytest.raises(DecodeError, match=words):
+        image_size(data)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -78,7 +108,13 @@ def test_any_bytes_are_a_size_or_damage_or_something_else(data: bytes, begin: by
 
 
 def test_what_is_no_picture_has_no_size() -> None:
-    for data in (b"", b"a text, not a picture", random.Random(0).randbytes(100)):
+    for data in (
+        b"",
+        b"a text, not a picture",
+        b"BMs are none",
+        b"RIFF\0\0\0\0WAVE" + bytes(30),
+        random.Random(0).randbytes(100),
+    ):
         assert by_header(data) is None
 
 
@@ -103,8 +139,12 @@ def test_by_hand() -> None:
     assert ImagePatches(14, multiple=28)(sizes).tolist() == [34 * 46, 2 * 4, 4]
     # To 10,000 pixels, the sides of 480 x 640 shrink to 86.6 and 115.5: three and four times 28.
     assert ImagePatches(14, multiple=28, max_pixels=10_000)(sizes).tolist() == [6 * 8, 8, 4]
-    # To 3,136 pixels, 1 x 1 grows to 56 x 56, and 28 x 55 to 40 x 79.
-    assert ImagePatches(14, multiple=28, min_pixels=3136)(sizes).tolist() == [34 * 46, 4 * 6, 4 * 4]
+    # To 12,544 pixels, 1 x 1 grows to 112 x 112, and 28 x 55 to 80 x 157.
+    assert ImagePatches(14, multiple=28, min_pixels=12_544)(sizes).tolist() == [34 * 46, 6 * 12, 8 * 8]
+    # A limit may be reached; sides have one multiple at least.
+    assert ImagePatches(14, multiple=28, max_pixels=28 * 56)([[28, 55]]).tolist() == [2 * 4]
+    assert ImagePatches(14, multiple=28, min_pixels=28 * 56)([[28, 57]]).tolist() == [2 * 4]
+    assert ImagePatches(14, multiple=28, max_pixels=28 * 28)([[480, 640]]).tolist() == [2 * 2]
     assert ImagePatches(14)(np.zeros((0, 2))).tolist() == []
 
 
@@ -169,7 +209,7 @@ def test_the_headers_of_images_in_one_pass_with_other_parts(images: Path, worker
     assert WebdatasetSource.open(images).ragged_column("image_patches")[:].values.ravel().tolist() == [12, 4, 9, 5, 6]
     with pytest.raises(DataIndexError, match="no column 'length'"):
         values_of(images, "length")
-    assert report.failed == 1 and "picture" in report.failures[0]
+    assert report.failed == 1 and "it ends in its header" in report.failures[0]
     assert report.columns["patches"] == (6, 36, 13)
     names = (
         "bytes.col image_patches.ragged image_sizes.ragged images.col loss.col patches.col png.col squared_patches.col"

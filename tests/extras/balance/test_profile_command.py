@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
+from energon_lite.extras.balance import (
+    CostModel,
+    Quadratic,
+    capacity_trial,
+    profile_command,
+    read_cost_model,
+    write_cost_model,
+)
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, largest_fitting, run_trial
 from tests.testing import command, in_time, invoke
 
@@ -123,6 +131,31 @@ def test_a_step_that_takes_too_long() -> None:
         one("sleeps", timeout=0.5)
 
 
+def test_what_is_said_of_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """208 tokens do not fit."""
+    slow, tried = {48: 0.0102, 96: 0.01, 192: 0.011, 208: 0.0}, list[Trial]()
+
+    def run(trial: Trial, timeout: float) -> Outcome:
+        tried.append(trial)
+        return Outcome(trial.capacity < 208, trial.capacity % 208 << 23, slow[trial.capacity] * trial.capacity)
+
+    monkeypatch.setattr(profile_command, "run_trial", run)
+    limits = ["--memory-limit", "2G", "--start", 48, "--multiple", 16]
+    words = ["profile", "a:b", "--device", "cpu", *limits, "--steps", 1, "--most"]
+    head, *rows, _, best, faster = invoke(*words, 208).output.splitlines()
+    assert head == "a:b on cpu, 1.90 of 2.00 GiB; 1 step a try"
+    assert tried[0] == Trial("a:b", 48, 1, "cpu", int((2 << 30) * 0.95))
+    assert rows[0] == "        48      0.38 GiB  0.49 s a step, 98 tokens/s"
+    assert rows[3] == "       208                does not fit"  # of which the memory is not known
+    assert best == "The largest capacity that fits is 192: 1.50 GiB, 2.11 s a step, 91 tokens/s."
+    assert faster == "Faster, token for token, is 96: 0.96 s a step, 100 tokens/s."
+    limited = "Nothing larger was tried: see --most."
+    assert invoke(*words, 207).output.splitlines()[-3:] == [best, limited, faster]
+    assert invoke(*words, 100).output.splitlines()[-1] == limited
+    found = [profile_command._time(number * 10**power) for power in (18, 15, 12, 9, 6) for number in (1, 999)]
+    assert found == [f"{number} {unit}" for unit in ("s", "ms", "us", "ns", "ps") for number in (1, 999)]
+
+
 def test_nothing_fits() -> None:
     code, output = command(
         "profile", "steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000
@@ -162,20 +195,23 @@ def test_on_cuda_the_limit_is_the_allocators(monkeypatch: pytest.MonkeyPatch) ->
     try:
         assert capacity_trial._try(Trial("steps_here:step", 1, 2, "cuda", 750)).peak == 700
         assert capacity_trial._try(Trial("steps_here:step", 1, 1, "cuda", 650)).fits is False
+        assert capacity_trial._try(Trial("steps_here:step", 1, 1, "cuda", 700)).fits
         assert capacity_trial._try(Trial("steps_here:has_no_memory", 1, 1, "cuda", 750)) == Outcome(False, 700)
     finally:
         sys.path.remove(".")
         sys.modules.pop("steps_here", None)
-    assert fractions == [0.75, 0.65, 0.75]
+    assert fractions == [0.75, 0.65, 0.7, 0.75]
 
 
-def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 100\n")
-    silent.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(silent))
-    monkeypatch.setattr(capacity_trial, "_ASKING", 0.3, raising=False)
-    assert in_time(lambda: capacity_trial.device_memory("cuda")) is None
+@pytest.mark.parametrize(("does", "memory"), [("exec sleep 100", None), ("echo 5000", 5000), ("echo 5; exit 1", None)])
+def test_a_gpu_that_does_not_answer(does: str, memory: int | None, tmp_path: Path, monkeypatch: Any) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{does}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    if memory is None:
+        monkeypatch.setattr(capacity_trial, "_ASKING", 0.3)
+    assert in_time(lambda: capacity_trial.device_memory("cuda")) == memory
 
 
 def a_run(folder: Path, count: int = 60) -> Path:

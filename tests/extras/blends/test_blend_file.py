@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -20,13 +21,14 @@ from hypothesis import strategies as st
 from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
-from energon_lite.extras.blends import leaf_table, opening
+from energon_lite.extras.blends import blend_file, leaf_table, opening
 from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafRecords, LeafTable
 from energon_lite.extras.blends.weight_schedule import Schedule, Segment
 from energon_lite.extras.energon import BatchDataset, BlendDataset
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.storage.files.array_file import ArrayWriter
 from energon_lite.storage.index.columns import write_column
+from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.accidents import killed_at
 from tests.testing import ALONE, alone, examples, take
@@ -134,6 +136,10 @@ def test_it_is_the_same_blend_as_one_whose_leaves_are_all_open(
     for before, now in ((plain, warm), (warm, plain)):
         with get_savable_loader(now) as loader:
             loader.restore_state_rank(delivered(before)[1])
+    if unit is not None:
+        write_column(blend.parent / "leaf-3", "length", np.array([50, 10, 90, 20]))
+        again = delivered(opened(blend, **options))
+        assert again == delivered(opened_whole(blend, monkeypatch, **options)) != expected
 
 
 def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +160,7 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
 
 
 def test_no_file_is_made_of_leaves_that_choose_their_split(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(blend)  # before one of them does
     path = blend.parent / "leaf-2/.nv-meta/dataset.yaml"
     replace_file(path, path.read_bytes() + b"split_part: train\n")
     os.utime(path, (OLD, OLD))
@@ -275,12 +282,16 @@ def test_another_document_is_another_blend(blend: Path, monkeypatch: pytest.Monk
     assert len(dataset.leaves) == len(found) == LEAVES - 1
     assert len(is_from_file(blend, monkeypatch, subflavors={"a": 1})[1]) == LEAVES - 1
     assert not is_from_file(blend, monkeypatch, subflavors={"a": 1})[1]
+    for options in ({"filter": "tokens <= 4"}, {"read_ahead": ReadAhead()}):
+        assert isinstance(opened(blend, **options).leaves, tuple)  # which need their files
     with pytest.raises(UsageError, match="shuffle_over_epochs_multiplier is 0"):
         opened(blend, shuffle_over_epochs_multiplier=0)
 
 
-def test_a_file_that_is_new_is_not_trusted(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.utime(blend.parent / "leaf-33" / "s0.tar", (4e9, 4e9))  # all of them, which are links
+@pytest.mark.parametrize("name", ["leaf-33/s0.tar", "blend.yaml"])  # all shards, which are links; or the document
+def test_a_file_that_is_new_is_not_trusted(blend: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blend_file, "_LATE", 3600 * 10**9)
+    os.utime(blend.parent / name, (time.time() - 1800,) * 2)
     opened(blend)
     assert len(is_from_file(blend, monkeypatch)[1]) == LEAVES
 
@@ -372,10 +383,11 @@ _SPECS = st.builds(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(_SPECS, max_size=70))
-@example([LeafSpec("/data/\udcff", "train")])  # a path that is no text
+@example([LeafSpec("/data/\udcff", "train")] * 65)  # a path that is no text
 def test_they_come_back_as_they_were(specs: list[LeafSpec]) -> None:
     records = LeafRecords.of(specs)
     assert list(records) == specs and records[: len(specs)] == specs
+    assert len(records.packed) == -(-len(specs) // 32)  # in files, too
     assert list(records.paths()) == [spec.path for spec in specs]
     for number, spec in enumerate(specs):
         assert records[number] == spec and records[number].trail == spec.trail

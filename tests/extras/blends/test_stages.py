@@ -4,6 +4,7 @@ runs of them."""
 from __future__ import annotations
 
 import hashlib
+import json
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,7 @@ from energon_lite.extras.blends.staged_run import Stages, stages_from
 from energon_lite.extras.blends.stages import Ideal, ShareIntegral, StagedBlend, last_position
 from energon_lite.extras.blends.stages import WeightStage as Stage
 from energon_lite.extras.tools.order_arrays import build_blend_index
+from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.order.blend import BLOCK, Blend, integer_shares
 from energon_lite.order.orders import BlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
@@ -289,7 +291,19 @@ def test_a_stage_keeps_its_place_in_the_run() -> None:
     assert order.lookup(np.arange(4000, 5000)).leaf.tolist() == [0] * 96 + [1] * 904
     slope = [Stage(0, (2.0, 0.0), last=(0.0, 4.0)), Stage(8, (0.0, 1.0))]
     assert stages_from(slope, 2) == [Stage(0, (0.75, 0.25), last=(0.0, 4.0)), Stage(6, (0.0, 1.0))]
+    assert Stages(tuple(slope)).samples(2) == [1.75, 0.25]
     assert stages_from(slope, 8) == stages_from(slope, 99) == [Stage(0, (0.0, 1.0))]
+
+
+def test_golden_identities() -> None:
+    """What states say of stages: of a slope, of cut blocks, of leaves that come and go, of more than twelve stages."""
+    weights = [(1.0 + n, 2.0, 3.0 * (n > 14), float(n < 3)) for n in range(18)]
+    stages = [Stage(5000 * n, weights[n], weights[n + 1] if n % 5 == 2 else None) for n in range(17)]
+    leaves = [LeafIdentity(f"leaf {n}", 10, f"{n % 3:064x}") for n in range(4)]
+    identity = Stages(tuple(stages)).identity({"kind": "train"}, leaves)
+    found = [identity.at(position) for position in (0, 1, 4096, 4097, 10_001, 15_000, 24_577, 24_999, 80_001)]
+    text = json.dumps([(one.settings, [leaf.name for leaf in one.leaves]) for one in (*found, identity.whole())])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "2999d6403cc5f858"
 
 
 def test_a_blend_index_of_stages(tmp_path: Any) -> None:

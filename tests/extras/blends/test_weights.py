@@ -37,6 +37,7 @@ from energon_lite.extras.blends.weight_schedule import (
 from energon_lite.loading.metadataset_keys import by_samples
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import write_column
+from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.config.test_wrong_documents import check_wrong_document
 from tests.testing import ALONE, examples, invoke
 
@@ -328,6 +329,9 @@ def test_a_mean_is_that_of_the_samples_that_are_read(measured: Path, tmp_path: P
     write_column(tmp_path / "c", "skip", np.array([0, 1]))  # what is skipped is replaced by others
     path["splits"]["train"]["blend"][1] = {"path": str(tmp_path / "c")}
     assert loader(path).dataset.weights == pytest.approx((100 / 104, 4 / 104))
+    for name, values in (("length", [0.5, 3.5]), ("skip", [1, 0])):
+        write_column(tmp_path / "c", f"mine.{name}", np.array(values))
+    assert token_weights.mean_of(spec(1.0), WebdatasetSource.open(tmp_path / "c"), "mine.length") == 3.5
 
 
 @pytest.mark.parametrize("nested", [False, True])

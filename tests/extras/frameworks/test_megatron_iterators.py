@@ -25,7 +25,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.errors import StateError, UsageError
+from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.frameworks.megatron import DataIterator, data_iterators, worker_config
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
@@ -129,6 +129,12 @@ def test_states_are_looked_for_where_megatron_puts_them(tmp_path: Path, leaf_of:
     ):
         found = data_iterators(data, micro_batch_size=2, progress=run, states=tmp_path)[0]
         assert keys(found, 3) == following
+
+    wrong = SimpleNamespace(iteration=2, consumed_train_samples=10)
+    with pytest.raises(StateMismatchError, match="the saved loader is at micro-batch 4, but the run is at 5"):
+        data_iterators(data, micro_batch_size=2, progress=wrong, states=tmp_path)
+    with pytest.raises(UsageError, match="10 consumed samples do not fill micro-batches of 3"):
+        data_iterators(data, micro_batch_size=3, progress=wrong)
 
     file.write_bytes(file.read_bytes()[:300])
     run = SimpleNamespace(iteration=2, consumed_train_samples=8)

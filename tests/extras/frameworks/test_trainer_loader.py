@@ -100,10 +100,11 @@ def test_the_resume_law_holds(leaf_of: Callable[..., Path], kind: str, parts: An
 
 
 def test_what_belongs_to_rows_is_repeated_at_any_depth() -> None:
-    batch = Pair({"a": torch.arange(3), "b": ["x", "y", "z"], "c": 7}, Named((torch.eye(2), [1, 2, 3])))
+    batch = Pair({"a": torch.arange(3), "b": ["x", "y", "z"], "c": 7, "d": Pair}, Named((torch.eye(2), [1, 2, 3])))
     found = _repeated(batch, 3, 5)
     assert found.left["a"].tolist() == [0, 1, 2, 0, 1] and found.left["b"] == ["x", "y", "z", "x", "y"]
     assert found.left["c"] == 7 and isinstance(found.right, Named)
+    assert found.left["d"] is Pair and len(found.right.value) == 2 and found.right.value[1] == [1, 2, 3]
     assert found.right.value[0].shape == (2, 2)
 
 
