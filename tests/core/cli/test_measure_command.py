@@ -45,6 +45,14 @@ class Needs(Words):
 
 class Texts(TaskEncoder):
     pass
+
+class Yields(TaskEncoder):
+    def encode_sample(self, sample):
+        yield sample
+
+class Skips(Words):
+    def sample_length(self, encoded):
+        raise SkipSample("late") if len(encoded["tokens"]) == 4 else ValueError("no")
 """
 
 
@@ -138,12 +146,18 @@ def test_ranks(data: Path) -> None:
         ("encoders_here:Word", "did you mean 'Words'?"),
         ("encoders_here:Needs", "cannot be called without arguments"),
         ("encoders_here:SkipSample", "task_encoder is a SkipSample"),
+        ("encoders_here:Yields", "a hook of Yields is a generator"),
         ("encoders_here:Texts", "none of the fields tokens, input_ids, token_ids, text_tokens; it has text (str)"),
     ],
 )
 def test_wrong_encoders(data: Path, encoder: str, message: str) -> None:
     output = refused(data, "--task-encoder", encoder)
     assert message in output and "fix:" in output
+
+
+def test_a_length_that_is_skipped_or_fails(data: Path) -> None:
+    said = measured(data, "--task-encoder", "encoders_here:Skips")
+    assert "late" in said and "ValueError: no" in said and lengths(data, "skip") == [2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
 def test_wrong_data(here: Path, data: Path) -> None:

@@ -53,6 +53,24 @@ def test_batches_of_an_endless_run_are_full(
     assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
 
 
+@pytest.mark.parametrize("content", [Content(yields=True, encoded_yields=True), Content(packing=4, batch_yields=True)])
+def test_cut_between_a_chunk_and_the_one_that_gets_its_remainder(leaf_of: Any, content: Content) -> None:
+    """Other chunks of the lane are between them. A remainder may be part of several batches, or become none."""
+    leaf, arguments = leaf_of(50), content.arguments() | {"chunk_size": 4, "lanes": 1}
+    whole, other = train_loader(leaf, **arguments), train_loader(leaf, **arguments)
+    states, batches = [whole.save_state_rank()], list[Any]()
+    for _ in range(40):
+        batches += take(whole, 1)
+        states.append(whole.save_state_rank())
+    assert any(len(row) > 3 for state in states for row in state["cursors"])  # what was handed over and not taken
+    for batch in batches:
+        assert other.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))) == batch
+    for cut in range(20):
+        other.restore_state_rank(json.loads(json.dumps(states[cut])))
+        assert take(other, 20) == batches[cut : cut + 20]
+        assert other.save_state_rank() == states[cut + 20]
+
+
 # -- what is encoded again ------------------------------------------------------------------------------------------
 
 

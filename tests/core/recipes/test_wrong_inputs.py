@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from energon_lite import (
+    BestFit,
+    ByTokens,
+    Capacity,
     CaptioningSample,
     Chunks,
     DefaultTaskEncoder,
@@ -61,6 +64,11 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
         _edit("split.yaml", '"exclude": []', '"exclude": ["a.tar", "b.tar"]'),
         ["train", "split.yaml", "exclude"],
     ),
+    "columns of parts": (
+        _edit("dataset.yaml", "field_map:", "columns: {a: b}\nfield_map:"),
+        ["dataset.yaml", "tar shards have parts, not columns"],
+    ),
+    "a field of nothing": (_edit("dataset.yaml", "image: png", "image: 'png['"), ["dataset.yaml", "image", "'png['"]),
     "a part that no sample has": (
         _edit("dataset.yaml", "image: png", "image: jpg"),
         ["dataset.yaml", "field 'image'", "'jpg'", "it has: 'png', 'txt'"],
@@ -105,6 +113,7 @@ def _returns(self: Any, value: Any) -> Any:
     return value
 
 
+PLANNED = ByTokens(BestFit(Capacity(40)), length_column="length")
 PACKING: dict[str, Any] = {"packing_buffer_size": 4}
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
@@ -146,6 +155,10 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
     "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
     "limit 0": (lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0), ["limit is 0"]),
+    "planned where hooks decide": (
+        lambda path: _call(path, batch_size=None, batching=PLANNED, task_encoder=_hooked(encode_sample=_yields)),
+        ["cannot be planned by tokens where hooks decide", "length_column=None"],
+    ),
     "split of a leaf": (
         lambda path: _call({"splits": {"train": {"path": str(path), "split_part": "trian"}}}),
         ["'trian'", "did you mean 'train'?"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from energon_lite.extras.energon import MapDataset
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.stores import NoCachePool
 from energon_lite.topology import Replica
-from tests.testing import Listed, train_loader
+from tests.testing import Listed, take, train_loader
 
 
 def seen() -> tuple[int, int, int]:
@@ -104,6 +105,27 @@ def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
     pool, inner = NoCachePool(), train_loader(leaf_of(50), batch_size=2, task_encoder=Cached()).dataset
     with get_savable_loader(MapDataset(inner, list), cache_pool=pool) as loader:
         assert all(found is pool for found in next(iter(loader)))
+
+
+class Noted(NoCachePool):
+    """Leaves a file with the number of each process in which it is closed."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def close(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+class Process(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return os.getpid()
+
+
+def test_each_worker_closes_its_cache(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    with train_loader(leaf_of(50), 2, batch_size=2, task_encoder=Process(), cache_pool=Noted(tmp_path)) as loader:
+        workers = {str(number) for batch in take(loader, 10) for number in batch}
+    assert workers and workers <= {file.name for file in tmp_path.iterdir()}
 
 
 def test_hooks_that_are_called_in_tests() -> None:

@@ -25,6 +25,7 @@ from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.samples.sample import SourceList
 from energon_lite.storage import SampleDecoder
 from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
@@ -217,6 +218,17 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
         for job in jobs[:5]:
             made.run(job)
+
+
+def test_the_sources_of_a_batch_are_as_a_tuple(folder: Path) -> None:
+    with train_loader(folder / "one", batch_size=4) as loader:
+        sources = next(iter(loader)).__sources__
+    plain = tuple(sources)
+    assert isinstance(sources, SourceList) and sources == plain and plain == sources and sources != list(plain)
+    assert hash(sources) == hash(plain) and repr(sources) == repr(plain) and len(sources) == 4
+    assert (sources[1], sources[-1], sources[1:3]) == (plain[1], plain[-1], plain[1:3])
+    assert sources + plain[:1] == (*plain, plain[0]) and plain[:1] + sources == (plain[0], *plain)
+    assert sources + sources == plain * 2 and pickle.loads(pickle.dumps(sources)) == plain
 
 
 def test_only_plain_hooks_count(folder: Path) -> None:
