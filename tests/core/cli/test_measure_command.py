@@ -49,10 +49,6 @@ class Texts(TaskEncoder):
 class Yields(TaskEncoder):
     def encode_sample(self, sample):
         yield sample
-
-class Skips(Words):
-    def sample_length(self, encoded):
-        raise SkipSample("late") if len(encoded["tokens"]) == 4 else ValueError("no")
 """
 
 
@@ -153,11 +149,6 @@ def test_ranks(data: Path) -> None:
 def test_wrong_encoders(data: Path, encoder: str, message: str) -> None:
     output = refused(data, "--task-encoder", encoder)
     assert message in output and "fix:" in output
-
-
-def test_a_length_that_is_skipped_or_fails(data: Path) -> None:
-    said = measured(data, "--task-encoder", "encoders_here:Skips")
-    assert "late" in said and "ValueError: no" in said and lengths(data, "skip") == [2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
 def test_wrong_data(here: Path, data: Path) -> None:

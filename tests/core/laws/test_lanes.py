@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import StateError, StateMismatchError, TopologyError
+from energon_lite.errors import SampleError, StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 from energon_lite.loading.makers.outcomes import Result
@@ -65,6 +65,8 @@ def test_cut_between_a_chunk_and_the_one_that_gets_its_remainder(leaf_of: Any, c
     assert any(len(row) > 3 for state in states for row in state["cursors"])  # what was handed over and not taken
     for batch in batches:
         assert other.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))) == batch
+    with pytest.raises(SampleError, match=r"no batch at \(99, 0, 0, 0, 0, 0\) of chunk 0 in pass 0"):
+        other.restore_sample(["chunk", 0, 0, 99, 0, 0, 0, 0, 0])
     for cut in range(20):
         other.restore_state_rank(json.loads(json.dumps(states[cut])))
         assert take(other, 20) == batches[cut : cut + 20]

@@ -16,16 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import (
-    SavableDataLoader,
-    TaskEncoder,
-    get_loader,
-    get_processing_dataset,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import SavableDataLoader, TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UnknownLengthError, UsageError
+from energon_lite.loading import recipes
 from tests.testing import ALONE, alone, take, train_loader, val_loader
 
 
@@ -249,10 +242,10 @@ class Odd(Groups):
 
 def test_a_step_that_is_skipped_or_lost_is_no_batch(leaf_of: Callable[..., Path]) -> None:
     alone = type("OddAlone", (TaskEncoder,), {"encode_sample": Odd.encode_sample})()
-    once = get_processing_dataset(leaf_of(14), batch_size=1, task_encoder=alone, worker_config=ALONE)
+    once = recipes.get_processing_dataset(leaf_of(14), batch_size=1, task_encoder=alone, worker_config=ALONE)
     lanes = val_loader(leaf_of(14), task_encoder=Odd(), lanes=1, chunk_size=4).dataset
-    for dataset in (once, lanes):
-        with get_savable_loader(dataset, skip_steps=[1]) as loader:
+    for dataset, skipped in ((once, 1), (lanes, 0)):
+        with get_savable_loader(dataset, skip_steps=[skipped]) as loader:
             delivered = [batch.__key__ for batch in loader]
             stats = loader.stats()
         assert stats["batches"] == stats["samples"] == len(delivered) == 6

@@ -201,6 +201,15 @@ class TestWhatIsKnown:
         assert report.known == 100 and len(Encoder.seen) == 315 and min(Encoder.seen) == 300
         check(data)
 
+    def test_values_of_other_shards_that_do_not_fit_into_one_file(self, data: Path) -> None:
+        encoder: Any = Encoder()
+        encoder.sample_costs = lambda encoded: {"pieces": [[1]]}
+        run(data, encoder, shards=["a.tar"])
+        (data / ".nv-meta/energon_lite.columns/others.col").write_bytes(b"no column")  # passed over
+        encoder.sample_costs = lambda encoded: {"pieces": [[1, 1]]}
+        with pytest.raises(UsageError, match=r"'pieces' has other values for shards .* int32 \[1\]"):
+            run(data, encoder, Maker({"by": "another"}), shards=["b.tar"])
+
     def test_two_names_stand_side_by_side(self, data: Path) -> None:
         run(data)
         run(data, maker=Maker({"by": "another"}), name="other")

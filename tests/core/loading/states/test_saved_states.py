@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,13 +69,6 @@ def test_other_files(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(StateError, match=words) as error:
         read_state_files([path])
     assert error.value.where == str(path)
-
-
-def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(b"x")
-    os.truncate(tmp_path / "weights", 1 << 40)
-    with pytest.raises(StateError, match="as small as a state"):
-        read_state_files([tmp_path / "weights"])
 
 
 def test_damaged_states_inside_of_a_checkpoint(state: dict[str, Any], tmp_path: Path) -> None:
