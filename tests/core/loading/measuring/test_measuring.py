@@ -158,6 +158,8 @@ class TestWhatIsKnown:
         report = run(data, shards=["b.tar"])
         assert not Encoder.seen and report.known == report.samples == 5
         assert version(report.written[1]) == before
+        run(data, maker=Maker({"by": "test"}, "new", any_code=True), shards=["b.tar"])
+        assert not Encoder.seen and ColumnFile.stored(str(data), "length")[0].code == "new"
 
     def test_other_settings_or_code(self, data: Path) -> None:
         maker = Maker({"by": "test"}, "code 1")
