@@ -79,6 +79,83 @@ def test_cut_between_a_chunk_and_the_one_that_gets_its_remainder(leaf_of: Any, c
         assert counted(other) - before == counts[cut + 20] - counts[cut]
 
 
+# -- what is encoded again ------------------------------------------------------------------------------------------
+
+
+def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: int, *names: str) -> Counter[str]:
+    """Calls of hooks for the next batch after ``cut`` batches and a restore."""
+
+    def loader(encoder: Any) -> Any:
+        arguments = content.arguments() | {"task_encoder": encoder, "chunk_size": chunk_size, "lanes": 1}
+        return train_loader(leaf, **arguments)
+
+    def counted(name: str, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda argument: (calls.update([name]), hook(argument))[1]
+
+    calls, encoder = Counter[str](), content.encoder()
+    for name in names:
+        setattr(encoder, name, counted(name, getattr(encoder, name)))
+    first = loader(content.encoder())
+    take(first, cut)
+    again = loader(encoder).with_restored_state_rank(first.save_state_rank())
+    assert _plain([next(iter(again))]) == _plain([next(iter(first))])
+    return calls
+
+
+def test_generators_encode_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(yields=True, batch_size=3)  # each position yields 0, 1 or 2
+    calls = [_calls_after_a_restore(leaf_of(500, "a"), content, 400, cut, "encode_sample") for cut in (0, 20, 90)]
+    assert all(2 <= one["encode_sample"] <= 12 for one in calls)
+
+
+def test_packing_packs_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(packing=60, batch_size=2, late=True)
+    hooks = ("preencode_sample", "select_samples_to_pack", "postencode_sample", "pack_selected_samples")
+    calls = _calls_after_a_restore(leaf_of(500, "a"), content, 120, 10, *hooks)
+    assert calls["preencode_sample"] == 60 and calls["select_samples_to_pack"] == 1  # one buffer, for the selection
+    assert calls["pack_selected_samples"] == 2 and calls["postencode_sample"] <= 6  # two packs of at most three
+
+
+def test_a_buffer_that_is_used_up_is_not_read_again(leaf_of: Any) -> None:
+    content = Content(packing=60, batch_size=1, late=True)
+    hooks = ("preencode_sample", "select_samples_to_pack")
+    calls = [_calls_after_a_restore(leaf_of(500, "a"), content, 120, cut, *hooks) for cut in range(16, 32)]
+    assert calls == [{"select_samples_to_pack": 1, "preencode_sample": 60}] * len(
+        calls
+    )  # also where the next one begins
+
+
+def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(groups=3, batch_size=2)
+    calls = _calls_after_a_restore(leaf_of(500, "a"), content, 80, 20, "encode_sample", "batch")
+    assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
+
+
+def test_each_lane_has_its_next_chunk_made_before_its_turn(leaf_of: Any) -> None:
+    build = partial(_dataset, leaf_of(500), Content(yields=True, batch_size=2), 4, lanes=6)
+    with Cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+        ranks.steps(6)
+        streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()
+        assert [len(stream.tickets) for stream in streams] == [1] * 6
+
+
+def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
+    message = torch.arange(1000.0)
+    item = Item({"tokens": message[-10:]}, (0, 0, 0, 0), (1, 0, 0, 0), ((0, 0, 0),), 0)
+    carried = Carried(Tail(0, START), Tail(0, START), [item], [])
+
+    class Elsewhere(Executor):
+        def submit(self, job: Any) -> int:
+            return 0
+
+        def result(self, ticket: int) -> Any:
+            return Result([Made(None, is_batch=False, rows=1, carried=carried)])
+
+    (made,) = Elsewhere().batches(0)
+    tokens = made.carried.items[0].value["tokens"]
+    assert torch.equal(tokens, message[-10:]) and tokens.data_ptr() != message[-10:].data_ptr()
+
+
 # -- states ---------------------------------------------------------------------------------------------------------
 
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
