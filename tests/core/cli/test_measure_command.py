@@ -45,10 +45,6 @@ class Needs(Words):
 
 class Texts(TaskEncoder):
     pass
-
-class Yields(TaskEncoder):
-    def encode_sample(self, sample):
-        yield sample
 """
 
 
@@ -142,7 +138,6 @@ def test_ranks(data: Path) -> None:
         ("encoders_here:Word", "did you mean 'Words'?"),
         ("encoders_here:Needs", "cannot be called without arguments"),
         ("encoders_here:SkipSample", "task_encoder is a SkipSample"),
-        ("encoders_here:Yields", "a hook of Yields is a generator"),
         ("encoders_here:Texts", "none of the fields tokens, input_ids, token_ids, text_tokens; it has text (str)"),
     ],
 )

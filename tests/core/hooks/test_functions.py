@@ -140,17 +140,12 @@ def test_a_class_in_place_of_an_instance_is_named() -> None:
 
 
 def test_attributes_are_told_apart_by_all_of_their_values() -> None:
-    """Also in another process, where sets have another order."""
-    values = torch.arange(3), np.arange(3), np.array([None, "a"]), {"b", "a"}, [torch.ones(2, dtype=torch.bfloat16)]
-    texts = [dict(attributes(value, "self")) for value in values]
-    assert texts == [dict(attributes(copy.deepcopy(value), "self")) for value in values]
-    others = (
-        torch.arange(3) + 1,
-        np.arange(3.0),
-        np.array([None, "b"]),
-        {"c", "a"},
-        [torch.zeros(2, dtype=torch.bfloat16)],
-    )
-    for text, other in zip(texts, others, strict=True):
-        assert text.keys() == dict(attributes(other, "self")).keys() and text != dict(attributes(other, "self"))
-    assert texts[3] == {"self[0]": "'a'", "self[1]": "'b'"}
+    def texts(*values: Any) -> list[dict[str, str]]:
+        return [dict(attributes(value, "self")) for value in values]
+
+    values = torch.arange(3), np.arange(3), np.array([None, "a"]), {"b", "a"}
+    others = torch.arange(3) + 1, np.arange(3.0), np.array([None, "b"]), {"b", "c"}
+    found = texts(*values)
+    assert found == texts(*map(copy.deepcopy, values)) and found[3] == {"self[0]": "'a'", "self[1]": "'b'"}
+    for one, other in zip(found, texts(*others), strict=True):
+        assert one.keys() == other.keys() and one != other

@@ -18,9 +18,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader
-from energon_lite.errors import FatalSampleError, SampleError, UsageError, WrongHookError
+from energon_lite.errors import FatalSampleError, SampleError, UsageError
 from energon_lite.extras.blends import rebase_state
-from energon_lite.hooks import HookContext, hook_context
 from energon_lite.loading.saved_states import merged, redistributed
 from tests.core.laws.conftest import Cluster
 from tests.core.laws.content_encoders import Content
@@ -137,10 +136,6 @@ def test_asking_outside_of_a_hook_is_an_error() -> None:
         encoder.rng  # noqa: B018
     with pytest.raises(UsageError, match="outside of a hook"):
         encoder.current_batch_index  # noqa: B018
-    with hook_context(HookContext(1, sample_index=0)), pytest.raises(WrongHookError, match="batch it goes into"):
-        assert encoder.current_sample_index == encoder.current_batch_index
-    with hook_context(HookContext(1, batch_index=0)), pytest.raises(WrongHookError, match="in a batch hook"):
-        assert encoder.current_batch_index == encoder.current_sample_index
 
 
 def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None:

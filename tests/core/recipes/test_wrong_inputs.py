@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 
 from energon_lite import (
-    BestFit,
-    ByTokens,
-    Capacity,
     CaptioningSample,
     Chunks,
     DefaultTaskEncoder,
@@ -113,7 +110,6 @@ def _returns(self: Any, value: Any) -> Any:
     return value
 
 
-PLANNED = ByTokens(BestFit(Capacity(40)), length_column="length")
 PACKING: dict[str, Any] = {"packing_buffer_size": 4}
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
@@ -155,10 +151,6 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "prefetch nothing": (lambda path: get_loader(_call(path), prefetch_factor=0), ["prefetch_factor is 0"]),
     "misspelt loader keyword": (lambda path: get_loader(_call(path), prefetch=2), ["'prefetch'", "'prefetch_factor'"]),
     "limit 0": (lambda path: get_val_dataset(path, batch_size=2, worker_config=ALONE, limit=0), ["limit is 0"]),
-    "planned where hooks decide": (
-        lambda path: _call(path, batch_size=None, batching=PLANNED, task_encoder=_hooked(encode_sample=_yields)),
-        ["cannot be planned by tokens where hooks decide", "length_column=None"],
-    ),
     "split of a leaf": (
         lambda path: _call({"splits": {"train": {"path": str(path), "split_part": "trian"}}}),
         ["'trian'", "did you mean 'train'?"],

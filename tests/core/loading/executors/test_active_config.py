@@ -107,19 +107,12 @@ def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
         assert all(found is pool for found in next(iter(loader)))
 
 
-class Noted(NoCachePool):
-    """Leaves a file with the number of each process in which it is closed."""
-
-    folder: Path
-
-    def close(self) -> None:
-        (self.folder / str(os.getpid())).touch()
-
-
 def test_each_worker_closes_its_cache(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    pool = Noted()
-    pool.folder = tmp_path
-    with train_loader(leaf_of(50), 2, batch_size=2, cache_pool=pool) as loader:
+    class Noted(NoCachePool):
+        def close(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    with train_loader(leaf_of(50), 2, batch_size=2, cache_pool=Noted()) as loader:
         next(iter(loader))
     assert len({file.name for file in tmp_path.iterdir()} - {str(os.getpid())}) == 2
 

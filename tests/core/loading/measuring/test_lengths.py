@@ -111,15 +111,6 @@ def test_a_sample_that_cannot_be_read_fails_once(data: Path) -> None:
     assert report.failed == 10 and report.reasons[0] == no_length and len(report.reasons) == 2
 
 
-def test_arrays_with_a_long_header_or_without_dimensions(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.zeros((5, 2)), version=(2, 0))
-    write_dataset(tmp_path, {"a.tar": [("0", {"npy": file.getvalue()}), ("1", {"npy": npy(np.array(7))})]})
-    report = measure_parts(str(tmp_path), "npy", workers=0)
-    assert list(WebdatasetSource.open(tmp_path).column("length")) == [5, 0]
-    assert "the array is a single number" in report.reasons[0][2]
-
-
 def test_no_such_part(data: Path) -> None:
     with pytest.raises(UsageError, match=r"--length-field txd: no sample has such a part[\s\S]*did you mean 'txt'"):
         measure_parts(str(data), "txd")
