@@ -82,8 +82,6 @@ def _with_own_splits(spec: LeafSpec) -> LeafSpec:
     if is_jsonl(spec.path) or source_opener(spec.path) is not None:
         return spec
     config, part = load_own_splits(meta_path(local_meta(spec.path), spec.dataset_config))
-    if config is None and part is None:
-        return spec
     return replace(spec, split_config=config or spec.split_config, split_part=part or spec.split_part)
 
 

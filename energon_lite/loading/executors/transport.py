@@ -117,7 +117,7 @@ def led(message: Message, segment: int | None = None) -> Message:
 
 
 class WholeMessages:
-    """Check for a complete message, which can be received without waiting.
+    """Check for a complete message without a segment, which can be received without waiting.
 
     Args:
         connection: an end of a two-way pipe.
@@ -133,9 +133,7 @@ class WholeMessages:
             return False
         if len(lead) < 16:
             return False
-        size, segment = struct.unpack("<2Q", lead)
-        if segment:
-            return True
+        size, _ = struct.unpack("<2Q", lead)
         here = array("i", [0])
         fcntl.ioctl(self._socket.fileno(), termios.FIONREAD, here)
         return here[0] >= 16 + int(size)

@@ -141,7 +141,7 @@ class WorkerPool(Executor):
         limit = self._options.watchdog_seconds
         deadline = None if limit is None else time.monotonic() + limit
         self._awaited = ticket
-        if ticket in self._waiting and self._waiting[0] != ticket:
+        if ticket in self._waiting:
             self._waiting.remove(ticket)
             self._waiting.appendleft(ticket)
         self._dispatch()

@@ -152,7 +152,6 @@ class PlannedDataset(SavableDataset):
             StateError: not a state, a damaged one, or one of a format that this version does not know.
             StateMismatchError: a state of other data, another configuration or another order; says what differs.
         """
-        checked(state, "planned")
         size = saved_batch_size(state)
         if type(self.plan) is FixedPlan and size != self.plan.batch_size:
             identity = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})

@@ -163,7 +163,7 @@ class ChunkRunner(JobRunner):
                 digest = run.digest(bundle.items, sub)
                 yield Made(batch, run.take(origins), after=after, rows=rows, tail=tail, digest=digest)
                 origins = ()
-                reported = tail or Tail(job.number, after or START)
+                reported = Tail(job.number, after or START)
         if run.left:
             yield self._handed_over(run)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import Cooker, TaskEncoder, stateless
 from energon_lite.errors import UsageError
-from energon_lite.hooks import AugmentTaskEncoder
+from energon_lite.hooks import AugmentTaskEncoder, attributes
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
 from tests.testing import examples, told_of
@@ -134,3 +137,15 @@ def test_helpers_are_no_misspelt_hooks(caplog: pytest.LogCaptureFixture) -> None
 def test_a_class_in_place_of_an_instance_is_named() -> None:
     assert "task_encoder is the class Helped" in _refused(Helped) and "Helped(...)" in _refused(Helped)
     assert "task_encoder is a int" in _refused(5)
+
+
+def test_attributes_are_told_apart_by_all_of_their_values() -> None:
+    def texts(*values: Any) -> list[dict[str, str]]:
+        return [dict(attributes(value, "self")) for value in values]
+
+    values = torch.arange(3), np.arange(3), np.array([None, "a"]), {"b", "a"}
+    others = torch.arange(3) + 1, np.arange(3.0), np.array([None, "b"]), {"b", "c"}
+    found = texts(*values)
+    assert found == texts(*map(copy.deepcopy, values)) and found[3] == {"self[0]": "'a'", "self[1]": "'b'"}
+    for one, other in zip(found, texts(*others), strict=True):
+        assert one.keys() == other.keys() and one != other

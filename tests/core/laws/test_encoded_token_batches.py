@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, get_train_dataset, stateless
@@ -67,6 +67,7 @@ def own_tokens(path: Any, encoder: Tokens, strategy: dict[str, Any] | BestFit, *
 @given(
     strategy=STRATEGIES, chunk=st.sampled_from([7, 20, 200]), encoder=st.sampled_from([Tokens(), Tokens(4), Parts()])
 )
+@example({"strategy": "capacity", "capacity": 45, "oversize": "drop"}, 20, Parts())
 def test_a_pass_has_everything_once(
     leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, encoder: Tokens
 ) -> None:

@@ -17,7 +17,7 @@ from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_itera
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.naive_items import KINDS
 from tests.core.laws.oracle import on_ranks
-from tests.testing import errors_of, examples, take, train_loader, val_loader
+from tests.testing import errors_of, examples, same, take, train_loader, val_loader
 
 
 def _grouped(get: Any, leaf_of: Any, **more: Any) -> Any:
@@ -92,6 +92,8 @@ def test_empty_batches_look_like_the_others(leaf_of: Any, workers: int) -> None:
         [["a-6", "a-7"], ["a-8"], []],
     ]
     assert per_rank[1][2].__restore_key__ == ("empty",)
+    with val_loader(leaf_of(9), batch_size=2, chunk_size=6, task_encoder=Echo()) as loader:
+        assert same(loader.restore_sample(["empty"]), per_rank[1][2])
 
 
 class Halves(TaskEncoder):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import StateError, StateMismatchError, TopologyError
+from energon_lite.errors import SampleError, StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 from energon_lite.loading.makers.outcomes import Result
@@ -51,6 +51,31 @@ def test_batches_of_an_endless_run_are_full(
     with Cluster(training(leaf_of(50), chunk_size=size, lanes=lanes, **content.arguments()), 2, workers) as ranks:
         batches = ranks.steps(20 if lanes is None else 40)
     assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
+
+
+@pytest.mark.parametrize("content", [Content(yields=True, encoded_yields=True), Content(packing=4, batch_yields=True)])
+def test_cut_between_a_chunk_and_the_one_that_gets_its_remainder(leaf_of: Any, content: Content) -> None:
+    """Other chunks of the lane are between them. A remainder may be part of several batches, or become none."""
+
+    def counted(loader: Any) -> Counter[str]:
+        return Counter({kind: loader.stats()[kind] for kind in ("samples", "skipped", "failed", "dropped")})
+
+    arguments = replace(content, skips=9).arguments()
+    whole, other = (train_loader(leaf_of(50), chunk_size=4, lanes=1, **arguments) for _ in range(2))
+    states, counts, batches = [whole.save_state_rank()], [counted(whole)], list[Any]()
+    for _ in range(40):
+        batches += take(whole, 1)
+        states.append(whole.save_state_rank())
+        counts.append(counted(whole))
+    for batch in batches:
+        assert other.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))) == batch
+    with pytest.raises(SampleError, match=r"no batch at \(99, 0, 0, 0, 0, 0\) of chunk 0 in pass 0"):
+        other.restore_sample(["chunk", 0, 0, 99, 0, 0, 0, 0, 0])
+    for cut in range(20):
+        before = counted(other)
+        other.restore_state_rank(json.loads(json.dumps(states[cut])))
+        assert take(other, 20) == batches[cut : cut + 20] and other.save_state_rank() == states[cut + 20]
+        assert counted(other) - before == counts[cut + 20] - counts[cut]
 
 
 # -- what is encoded again ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UnknownLengthError, UsageError
+from energon_lite.loading import recipes
 from tests.testing import ALONE, alone, take, train_loader, val_loader
 
 
@@ -232,8 +233,20 @@ def test_nobody_knows_where_hooks_decide(leaf_of: Callable[..., Path]) -> None:
     assert said(train_loader(leaf_of(14), task_encoder=Groups(), virtual_epoch_length=2)) == [False, True]
 
 
-def test_a_step_that_is_skipped_is_no_batch(leaf_of: Callable[..., Path]) -> None:
-    for own in ({"batch_size": 2}, {"task_encoder": Groups()}):
-        with train_loader(leaf_of(14), repeat=False, skip_steps=[1], **own) as loader:
-            delivered = len(list(loader))
-            assert delivered and loader.stats()["batches"] == delivered
+class Odd(Groups):
+    """Fails at half of the samples."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return sample if int(sample.text[2:]) % 2 else 1 / 0
+
+
+def test_a_step_that_is_skipped_or_lost_is_no_batch(leaf_of: Callable[..., Path]) -> None:
+    plain = type("OddAlone", (TaskEncoder,), {"encode_sample": Odd.encode_sample})()
+    once = partial(recipes.get_processing_dataset, leaf_of(14), worker_config=ALONE)
+    for dataset, skipped in ((once(batch_size=1, task_encoder=plain), 1), (once(task_encoder=Odd()), 0)):
+        with get_savable_loader(dataset, skip_steps=[skipped]) as loader:
+            delivered = [batch.__key__ for batch in loader]
+            stats = loader.stats()
+            assert list(loader.with_restored_state_rank(loader.save_state_rank())) == []
+        assert stats["batches"] == len(delivered) > 1 and stats["samples"] == sum(map(len, delivered)) < 7
+        assert stats["failed"] == 7  # those of a step that is skipped, too

@@ -61,6 +61,11 @@ WRONG_FOLDERS: dict[str, tuple[Spoil, list[str]]] = {
         _edit("split.yaml", '"exclude": []', '"exclude": ["a.tar", "b.tar"]'),
         ["train", "split.yaml", "exclude"],
     ),
+    "columns of parts": (
+        _edit("dataset.yaml", "field_map:", "columns: {a: b}\nfield_map:"),
+        ["dataset.yaml", "tar shards have parts, not columns"],
+    ),
+    "a field of nothing": (_edit("dataset.yaml", "image: png", "image: 'png['"), ["dataset.yaml", "image", "'png['"]),
     "a part that no sample has": (
         _edit("dataset.yaml", "image: png", "image: jpg"),
         ["dataset.yaml", "field 'image'", "'jpg'", "it has: 'png', 'txt'"],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_lite import entry_points
+from energon_lite import basic_sample_keys, entry_points
 from energon_lite.entry_points import Decoder
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError, UsageError
 from energon_lite.samples import CrudeSample, ImageClassificationSample, SourceInfo, TextSample
@@ -61,6 +62,11 @@ def test_a_crude_sample() -> None:
         "__sources__": (SOURCE,),
     }
     assert SampleLoader().parts is None
+    other = replace(SOURCE, index=7)
+    base = {name: sample[name] for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__")}
+    assert basic_sample_keys(sample) == base
+    assert basic_sample_keys(sample, (other,)) == base | {"__sources__": (SOURCE, other)}
+    assert basic_sample_keys(CrudeSample(__key__="k"), (other,))["__sources__"] == (other,)
 
 
 def test_raw_bytes() -> None:

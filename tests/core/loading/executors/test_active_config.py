@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,16 @@ def test_the_cache_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
     pool, inner = NoCachePool(), train_loader(leaf_of(50), batch_size=2, task_encoder=Cached()).dataset
     with get_savable_loader(MapDataset(inner, list), cache_pool=pool) as loader:
         assert all(found is pool for found in next(iter(loader)))
+
+
+def test_each_worker_closes_its_cache(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    class Noted(NoCachePool):
+        def close(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    with train_loader(leaf_of(50), 2, batch_size=2, cache_pool=Noted()) as loader:
+        next(iter(loader))
+    assert len({file.name for file in tmp_path.iterdir()} - {str(os.getpid())}) == 2
 
 
 def test_hooks_that_are_called_in_tests() -> None:

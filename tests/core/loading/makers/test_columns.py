@@ -21,11 +21,14 @@ from PIL import Image
 
 from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
 from energon_lite.errors import FatalSampleError, ShardChangedError
+from energon_lite.loading.makers import batch_runner, job_runner
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.samples.sample import SourceList
 from energon_lite.storage import SampleDecoder
+from energon_lite.storage.read.sample_reader import SampleReader
 from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
 CAPTIONS = """\
@@ -184,6 +187,17 @@ def test_it_is_taken_where_samples_are_alike(
         made.run(job)
 
 
+def test_of_large_samples_a_few_are_read_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, read = list[int](), SampleReader.read
+    monkeypatch.setattr(SampleReader, "read", lambda self, some: (sizes.append(len(some)), read(self, some))[1])
+    made, jobs = pipeline(str(folder / "one"), OneByOne(), batch_size=20)
+    expected = [made.run(job).batch for job in jobs[:3]]
+    for module in (job_runner, batch_runner):
+        monkeypatch.setattr(module, "READ_TOGETHER", 3 * made.largest)
+    sizes.clear()
+    assert same([made.run(job).batch for job in jobs[:3]], expected) and max(sizes) == 3
+
+
 def test_runs_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     calls = calls_here(monkeypatch, os, "preadv")
@@ -217,6 +231,14 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
         for job in jobs[:5]:
             made.run(job)
+
+
+def test_the_sources_of_a_batch_are_as_a_tuple(folder: Path) -> None:
+    sources = pipeline(str(folder / "one"), TaskEncoder(), batch_size=4)[0].run(Job(0, 0, [(0, 3, 0), (0, 5, 0)])).batch
+    sources, plain = sources.__sources__, tuple(sources.__sources__)
+    assert isinstance(sources, SourceList) and sources == plain and sources != [*plain] and len(sources) == 2
+    assert (hash(sources), repr(sources), pickle.loads(pickle.dumps(sources))) == (hash(plain), repr(plain), plain)
+    assert (sources[1], sources[:1]) == (plain[1], plain[:1]) and plain + sources == sources + sources == plain * 2
 
 
 def test_only_plain_hooks_count(folder: Path) -> None:

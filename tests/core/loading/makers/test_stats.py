@@ -221,9 +221,16 @@ def test_reasons_that_differ_in_numbers_and_keys_are_one(caplog: pytest.LogCaptu
         report.add([Failure("leaf", key, "decode", f"{key}: it is broken", skipped=False)])
         report.add([Failure("leaf", key, "decode", f"KeyError: 'more {key}s'", skipped=False)])
     assert [one["count"] for one in report.stats()["reasons"]] == [185, 2, 1, 1]
+    others = [Failure("leaf", "key", "decode", chr(0x4E00 + number), skipped=False) for number in range(1100)]
+    report.add(others[:16])
     report.log_summary()
     assert "185 x leaf, encode_sample: ValueError: 0 tokens of 'sample0' are no text (one of them)" in caplog.text
     assert "1 x leaf, decode: KeyError: 'more twos'\n" in caplog.text + "\n" and "other reasons" not in caplog.text
+    report.add(others[16:])  # a thousand are told apart
+    assert [(one["reason"], one["count"]) for one in report.stats()["reasons"]][1] == ("(other reasons)", 104)
+    report.log_summary()
+    first, *_, last = lines = caplog.messages[-1].splitlines()
+    assert "1289 failed" in first and len(lines) == 22 and last == "  ... and 981 other reasons"
 
 
 class Clock:

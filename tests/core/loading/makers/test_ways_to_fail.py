@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import SkipSample, TaskEncoder
+from energon_lite import CrudeSample, SkipSample, SourceInfo, TaskEncoder
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import hook_errors
 from tests.testing import examples, take, train_loader
@@ -280,24 +280,26 @@ def test_samples_without_keys_are_named_by_those_of_the_data(leaf_of: Any) -> No
 
 
 def test_a_selection_of_samples_or_numbers_is_named(leaf_of: Any) -> None:
-    for made, named in ((lambda samples: samples, "a list of samples"), (lambda samples: [[0, 1]], "numbers")):
+    ways: dict[str, Callable[[Any], Any]] = {"a list of samples": list, "numbers": lambda samples: [[0, 1]]}
+    for named, made in (ways | {"a int": len, "a str": str}).items():
         error = _end(_loader(leaf_of(300), _encoder("select_samples_to_pack", made), packing_buffer_size=4))
         assert f"select_samples_to_pack returned {named}" in str(error) and __file__ in str(error)
 
 
-def test_samples_that_are_numbers_may_be_packed(leaf_of: Any) -> None:
-    class Numbers(TaskEncoder):
+@pytest.mark.parametrize("make", [len, list, tuple])
+def test_samples_that_are_numbers_or_lists_may_be_packed(leaf_of: Any, make: Callable[[str], Any]) -> None:
+    class Plain(TaskEncoder):
         def preencode_sample(self, sample: Any) -> Any:
-            return len(sample.text)
+            return make(sample.text)
 
         def select_samples_to_pack(self, samples: list[Any]) -> Any:
             return [samples]
 
         def pack_selected_samples(self, samples: list[Any]) -> Any:
-            return sum(samples)
+            return sum(type(one) is type(make("")) for one in samples)
 
-    with _loader(leaf_of(300), Numbers(), packing_buffer_size=4) as loader:
-        assert all(type(one) is int for one in next(iter(loader)))
+    with _loader(leaf_of(300), Plain(), packing_buffer_size=4) as loader:
+        assert next(iter(loader)) == [4, 4]
 
 
 def test_hooks_that_leave_or_ask_for_a_gpu_end_the_run(leaf_of: Any) -> None:
@@ -334,9 +336,20 @@ def test_a_machine_that_is_short_of_something_ends_the_run(
     assert f"in {shortage.__name__}" in text and len(_own_frames(text)) == 1 and "loader.py" in _own_frames(text)[0]
 
 
-def test_all_frames_are_shown_to_who_asks(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_frames_are_shown_to_who_asks(leaf_of: Any, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_FULL_TRACEBACK", "1")
     assert len(_own_frames(_shown(_end(_loader(leaf_of(300), _encoder("encode_sample", _misspells)))))) > 5
+    _end(_loader(leaf_of(300), _encoder("encode_sample", _raises)))
+    assert len(_own_frames(told[0])) == 1  # that which calls the hook
+
+
+def test_sources_for_error_handlers() -> None:
+    """Of a stored sample, of one that a cooker is given, and of lists that selections and batches are made of."""
+    source = SourceInfo("data", 5, "0.tar", ("a.txt",))
+    crude, sample = CrudeSample(__sources__=(source,)), type("Has", (), {"__sources__": (source,)})()
+    assert [hook_errors.sources_of(one) for one in (source, crude, sample)] == [(source,)] * 3
+    assert hook_errors.sources_of([crude, 5, sample]) == (source, source)
+    assert hook_errors.sources_of([]) is hook_errors.sources_of([5]) is hook_errors.sources_of(5) is None
 
 
 def test_of_a_defect_of_the_library_all_frames_stay(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,17 @@ def test_what_cannot_be_read_counts_as_failed(data: Path) -> None:
     assert (9, "read", "FieldAccessError: meta.json[deep] has no key 'nope'", False) in report.reasons
 
 
+def test_a_sample_that_cannot_be_read_fails_once(data: Path) -> None:
+    report = measure_parts(str(data), "txt", columns={"deep": "meta.json.deep"}, workers=0)
+    no_length = (9, "read", "SampleError: meta.json[deep] is a dict, which has no length", False)
+    assert report.failed == 10 and report.reasons == (
+        no_length,
+        (1, "read", "SampleError: there is no part 'txt'", False),
+    )
+    report = measure_parts(str(data), "meta.json.deep", columns={"deep": "meta.json.deep.x"}, workers=0)
+    assert report.failed == 10 and report.reasons[0] == no_length and len(report.reasons) == 2
+
+
 def test_no_such_part(data: Path) -> None:
     with pytest.raises(UsageError, match=r"--length-field txd: no sample has such a part[\s\S]*did you mean 'txt'"):
         measure_parts(str(data), "txd")
@@ -167,6 +178,7 @@ def test_the_encoder_says_it() -> None:
     [
         ({"tokens": 0.5}, r"'tokens' of an encoded sample has no length: float"),
         ({"tokens": torch.tensor(0.5)}, "has no length: Tensor of shape"),
+        ({"tokens": np.float32(0.5)}, "has no length: float32 of shape"),
         ({"tokens": True}, "has no length: bool"),
         ("text", "it has no fields"),
     ],

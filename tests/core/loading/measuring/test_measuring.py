@@ -158,6 +158,8 @@ class TestWhatIsKnown:
         report = run(data, shards=["b.tar"])
         assert not Encoder.seen and report.known == report.samples == 5
         assert version(report.written[1]) == before
+        run(data, maker=Maker({"by": "test"}, "new", any_code=True), shards=["b.tar"])
+        assert not Encoder.seen and ColumnFile.stored(str(data), "length")[0].code == "new"
 
     def test_other_settings_or_code(self, data: Path) -> None:
         maker = Maker({"by": "test"}, "code 1")
@@ -200,6 +202,15 @@ class TestWhatIsKnown:
         report = run(data)
         assert report.known == 100 and len(Encoder.seen) == 315 and min(Encoder.seen) == 300
         check(data)
+
+    def test_values_of_other_shards_that_do_not_fit_into_one_file(self, data: Path) -> None:
+        encoder: Any = Encoder()
+        encoder.sample_costs = lambda encoded: {"pieces": [[1]]}
+        run(data, encoder, shards=["a.tar"])
+        (data / ".nv-meta/energon_lite.columns/others.col").write_bytes(b"no column")  # passed over
+        encoder.sample_costs = lambda encoded: {"pieces": [[1, 1]]}
+        with pytest.raises(UsageError, match=r"'pieces' has other values for shards .* int32 \[1\]"):
+            run(data, encoder, Maker({"by": "another"}), shards=["b.tar"])
 
     def test_two_names_stand_side_by_side(self, data: Path) -> None:
         run(data)

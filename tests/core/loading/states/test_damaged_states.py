@@ -162,6 +162,15 @@ def test_the_number_of_lanes_takes_no_memory(leaf_of: Callable[..., Path], lanes
         train_loader(leaf_of(20, "a"), **_LANES | {"lanes": (1 << 20) + 1})
 
 
+def test_a_lane_twice_and_chunks_that_no_pass_has(leaf_of: Callable[..., Path]) -> None:
+    loader = train_loader(leaf_of(20, "a"), **_LANES | {"chunk_size": 1 << 20})
+    state = loader.save_state_rank()
+    rows = [[lane, lane + 6 * (1 << 42), []] for lane in range(6)]
+    for cursors, words in ((rows, "cursors is 'in chunk 26388279066629"), (rows + rows[:1], "a lane is")):
+        with pytest.raises(StateError, match=f"damaged: {words}"):
+            loader.restore_state_rank(state | {"cursors": cursors})
+
+
 @pytest.mark.parametrize("kind", [[], {}, {"a": 1}, None, 5, "unknown", ["lanes"]])
 def test_a_kind_that_is_none(leaf_of: Callable[..., Path], tmp_path: Path, kind: Any) -> None:
     loader, state = _state("lanes", leaf_of)
