@@ -34,7 +34,7 @@ from energon_lite.order.hashing import MASK64
 
 #: Largest number of faulty steps that are shown.
 _SHOWN = 20
-#: Number of replacements of a failed sample that are tried as an explanation.
+#: Most replacements of a failed sample that are tried as an explanation.
 _REPLACEMENTS = 16
 
 
