@@ -23,14 +23,16 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.extras.inspect.audit import PlannedSteps
-from energon_lite.extras.inspect.audited_run import RecordedStep, read_metrics, read_traces
+from energon_lite.extras.inspect.audited_run import RecordedStep, missing_steps, read_metrics, read_traces
 from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.loading.saved_states import merged
+from energon_lite.order.hashing import MASK64
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from tests.core.laws.token_data import Tokens
@@ -83,6 +85,53 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
     assert code == 1 and "different samples first in step 0" in said
     with pytest.raises(UsageError, match="rank 1 of 4 has no trace"):
         read_traces([theirs[0], *theirs[2:]])
+    steps, cut = read_traces(theirs), theirs[1].read_text().splitlines(keepends=True)
+    theirs[1].write_text("".join(cut[:-1]))
+    assert read_traces(theirs) == steps[:-1]  # the last step may be incomplete
+    theirs[1].write_text(cut[0])
+    with pytest.raises(UsageError, match="no line has a digest"):
+        read_traces(theirs[1:2])
+
+
+def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "state.json"
+    saved.write_text(json.dumps(go(texts, trace, 1, 24)))
+    lines = trace.read_text().splitlines()
+    given = get_train_dataset(texts, batch_size=2, worker_config=ALONE)
+    plan = PlannedSteps(given).addresses(0, 0, 24)
+    own, before, far, stand_in = plan[5][1], plan[4][0], plan[20][0], given.runner().replacement(plan[5][1], 2)
+    named = [f"t{one[1]:03d} (sample {one[1]} of texts[train], epoch {one[2]})" for one in (own, before, stand_in)]
+
+    def recorded(changed: range, difference: int) -> None:
+        made = [json.loads(line) for line in lines]
+        for number in changed:
+            made[1 + number]["digest"] = f"{int(made[1 + number]['digest'], 16) + difference & MASK64:016x}"
+        trace.write_text("\n".join(map(json.dumps, made)))
+
+    for lost, added, said in (
+        ([own], [], f"  {named[0]} was lost"),
+        ([], [before], f"  {named[1]} was used once more than planned"),
+        ([own], [before], f"  {named[0]} was lost; {named[1]} came instead"),
+        ([own], [stand_in], f"  {named[0]} failed or was skipped; in its place came {named[2]}"),
+        ([own], [far], "  several samples differ, or a sample that is not planned nearby"),
+    ):
+        recorded(range(5, 6), set_digest(added) - set_digest(lost))
+        code, text = audit(trace, "--data", texts, "--state", saved)
+        first = "step 5: not the samples that were planned for micro-batches 5 to 5"
+        assert (code, text.splitlines()[1:3]) == (1, [first, said])
+        code, text = audit(trace, "--data", texts, "--state", saved, "--json")
+        (fault,) = json.loads(text)["faults"]
+        found = [[*one] for one in (*lost, *added)] if far not in added else []
+        assert code == 1 and [one for one in (fault["lost"], fault["added"]) if one is not None] == found
+    assert audit(trace, "--data", texts, "--state", saved, "--until", 4)[0] == 0
+    assert audit(trace, "--data", texts, "--state", saved, "--until", 5)[0] == 1
+    trace.write_text("\n".join([lines[0], *lines[2:]]))
+    assert "0 steps, no step" in audit(trace, "--data", texts, "--state", saved, "--until", 0)[1]
+    recorded(range(3, 24), 1)
+    code, text = audit(trace, "--data", texts, "--state", saved)
+    assert code == 1 and text.count("several samples differ") == 20 and "and more of them" in text
+    recorded(range(4, 24), 1)
+    assert "and more of them" not in audit(trace, "--data", texts, "--state", saved)[1]
 
 
 @pytest.mark.parametrize(("without", "named"), [(slice(7, 9), "6 to 7"), (slice(20, None), "19 to 23")])
@@ -111,6 +160,11 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     code, said = audit(saved, "--data", texts, "--key", often, "--most", 1)
     assert seen.count(often) > 1 and f"... {seen.count(often) - 1:,} more before these" in said
     assert said.count("epoch") == 2
+    for name in ("", "texts[train]"):
+        assert audit(saved, "--data", texts, "--sample", f"{name}:3") == audit(saved, "--data", texts, "--sample", "0:3")
+    until = [tmp_path / "trace.jsonl", "--data", texts, "--state", saved, "--key", often, "--until"]
+    assert json.loads(audit(*until, 9, "--json")[1])[0]["times"] == seen[:20].count(often)
+    assert "has not recorded step 24" in audit(*until, 24)[1]
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
@@ -154,6 +208,7 @@ def test_lines_of_metrics(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "dig')
     found = read_metrics(path)
     assert found == [RecordedStep(n, 0, first, stop, n) for n, first, stop in spans]
+    assert missing_steps(found, (0, 24)) == [(0, 8, 12), (0, 22, 24)] and missing_steps(found, (1, 24)) == [(0, 8, 12)]
     path.write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(UsageError, match="no line has the digest"):
         read_metrics(path)
@@ -233,6 +288,30 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
         blend, batching=batching, chunk_size=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
     )
     check(dataset, 31)
+
+
+@pytest.mark.usefixtures("known_lengths")
+@pytest.mark.parametrize("steps", [0, 60])
+def test_a_micro_batch_is_numbered_if_it_is_near(blend: Any, steps: int) -> None:
+    batching, state, at = BestFit(Capacity(70), oversize="error"), None, 0
+    dataset = get_train_dataset(blend, batching=batching, chunk_size=4, task_encoder=Tokens(), worker_config=ALONE)
+    with get_savable_loader(dataset) as loader:
+        if steps:
+            take(loader, steps)
+            state = loader.save_state_rank()
+            at = dataset.cursor(state).place[0]
+    known = set[bool]()
+    for index in range(40):
+        history = sample_history(dataset, 0, index, state)
+        assert history.coming is not None and not history.coming.delivered
+        for one in (*history.appearances, history.coming):
+            assert one.place is not None
+            is_near = min(one.place[0], abs(one.place[0] - at)) <= 8
+            assert is_near == (one.micro_batch is not None)
+            known.add(is_near)
+            if one.micro_batch is not None:
+                assert dataset.plan.ahead(0, dataset.plan.start, one.micro_batch) == (one.place, one.micro_batch)
+    assert known == {True, False}
 
 
 @pytest.mark.usefixtures("known_lengths")

@@ -45,6 +45,44 @@ class TestCommand:
         code, output = run(text_dataset(tmp_path / "a", 5), "--split-parts", "trian")
         assert code == 1 and "did you mean 'train'?" in output
 
+    def test_steps_and_samples_by_their_places(self, tmp_path: Path) -> None:
+        file = tmp_path / "b.jsonl"
+        file.write_text("".join(f'{{"n": {number}}}\n' for number in range(9)))
+
+        def said(*arguments: object) -> list[str]:
+            code, output = run(file, *arguments)
+            assert code == 0, output
+            return [line for line in output.splitlines() if line and "__key__" not in line]
+
+        def samples(*places: tuple[int, int]) -> list[str]:
+            lines = (
+                [f"Sample '{n}' (b.jsonl, number {n}, epoch {epoch})", f"  json (<class 'dict'>): {{'n': {n}}}"]
+                for n, epoch in places
+            )
+            return sum(lines, [])
+
+        both = said("--step", 2, "--ranks", 2, "--batch-size", 2)
+        assert both[0] == "Step 2, rank 0: 2 samples" and both[5] == "Step 2, rank 1: 2 samples" and len(both) == 10
+        assert said("--key", '["batch", 0, 5]', "--ranks", 2, "--batch-size", 2) == both
+        in_order = ("--split-parts", "val", "--batch-size", 4)
+        assert said("--step", 1, *in_order) == ["Step 1: 4 samples", *samples(*((n, 0) for n in range(4, 8)))]
+        assert said("--leaf", 0, "--start", 7, "-n", 4) == samples((7, 0), (8, 0))
+        assert said("--leaf", "b.jsonl") == samples((0, 0), (1, 0), (2, 0))
+        assert said("--key", 4) == said("--key", '["sample", 0, 4]') == samples((4, 0))
+        for arguments, words in (
+            (["--step", 1, "--key", 4], "--step together with --key"),
+            (["--leaf", 0, "--html", tmp_path / "page.html"], "--html together with options of the terminal"),
+            (["--chunk", 3], "the batches of this run have no chunks"),
+            (["--key", '["sample", 0]'], "is not a restore key"),
+            (["--key", '["word", 0, 1]'], "is not a restore key"),
+            (["--key", '["sample", 0, true]'], "is not a restore key"),
+            (["--key", "[0"], "no sample has the key '[0'"),
+            (["--key", '["sample", 0, 9]'], "there are 9 samples in b.jsonl, counted from 0"),
+            (["--key", '["sample", 1, 0]'], "there are 1 data set, counted from 0"),
+        ):
+            code, output = run(file, *arguments)
+            assert code == 1 and words in output and not (tmp_path / "page.html").exists()
+
     def test_on_a_terminal_each_sample_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal:
             def isatty(self) -> bool:
@@ -69,6 +107,10 @@ class TestText:
             "nested": {"a": [torch.zeros(2, 2), b"12"]},
             "empty": torch.zeros(0, 3),
             "flags": np.zeros((2, 2), dtype=bool),
+            "deep": [[[[[b"1"]]]]],
+            "many": [b"1"] * 9,
+            "bytes": b"0123456789abcdef",
+            "cut": b"0123456789abcdefg",
             "long": "x" * 1000,
         }
         assert self.lines(sample)[:-1] == [
@@ -81,6 +123,16 @@ class TestText:
             "      1: 2 bytes b'12'",
             "  empty (<class 'torch.Tensor'>): float32 [0×3]",
             "  flags (<class 'numpy.ndarray'>): bool [2×2], False to False",
+            "  deep: (list of 1)",
+            "    0: (list of 1)",
+            "      0: (list of 1)",
+            "        0: (list of 1)",
+            "          0: [b'1']",
+            "  many: (list of 9)",
+            *(f"    {number}: 1 bytes b'1'" for number in range(8)),
+            "    ... and 1 more",
+            "  bytes (<class 'bytes'>): 16 bytes b'0123456789abcdef'",
+            "  cut (<class 'bytes'>): 17 bytes b'0123456789abcdef'...",
         ]
         assert "1,002 characters" in self.lines(sample)[-1]
 
