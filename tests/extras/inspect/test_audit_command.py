@@ -108,6 +108,7 @@ def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
             made[1 + number]["digest"] = f"{int(made[1 + number]['digest'], 16) + difference & MASK64:016x}"
         trace.write_text("\n".join(map(json.dumps, made)))
 
+    given_data = ("--data", texts, "--state", saved)
     for lost, added, said in (
         ([own], [], f"  {named[0]} was lost"),
         ([], [before], f"  {named[1]} was used once more than planned"),
@@ -116,22 +117,20 @@ def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
         ([own], [far], "  several samples differ, or a sample that is not planned nearby"),
     ):
         recorded(range(5, 6), set_digest(added) - set_digest(lost))
-        code, text = audit(trace, "--data", texts, "--state", saved)
+        code, text = audit(trace, *given_data)
         first = "step 5: not the samples that were planned for micro-batches 5 to 5"
         assert (code, text.splitlines()[1:3]) == (1, [first, said])
-        code, text = audit(trace, "--data", texts, "--state", saved, "--json")
-        (fault,) = json.loads(text)["faults"]
+        (fault,) = json.loads(audit(trace, *given_data, "--json")[1])["faults"]
         found = [[*one] for one in (*lost, *added)] if far not in added else []
-        assert code == 1 and [one for one in (fault["lost"], fault["added"]) if one is not None] == found
-    assert audit(trace, "--data", texts, "--state", saved, "--until", 4)[0] == 0
-    assert audit(trace, "--data", texts, "--state", saved, "--until", 5)[0] == 1
+        assert [one for one in (fault["lost"], fault["added"]) if one is not None] == found
+    assert [audit(trace, *given_data, "--until", step)[0] for step in (4, 5)] == [0, 1]
     trace.write_text("\n".join([lines[0], *lines[2:]]))
-    assert "0 steps, no step" in audit(trace, "--data", texts, "--state", saved, "--until", 0)[1]
-    recorded(range(3, 24), 1)
-    code, text = audit(trace, "--data", texts, "--state", saved)
-    assert code == 1 and text.count("several samples differ") == 20 and "and more of them" in text
-    recorded(range(4, 24), 1)
-    assert "and more of them" not in audit(trace, "--data", texts, "--state", saved)[1]
+    assert "0 steps, no step" in audit(trace, *given_data, "--until", 0)[1]
+    for first_wrong in (3, 4):
+        recorded(range(first_wrong, 24), 1)
+        code, text = audit(trace, *given_data)
+        assert code == 1 and text.count("several samples differ") == 20
+        assert ("and more of them" in text) == (first_wrong == 3)
 
 
 @pytest.mark.parametrize(("without", "named"), [(slice(7, 9), "6 to 7"), (slice(20, None), "19 to 23")])
@@ -156,12 +155,12 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
         assert [one["micro_batch"] for one in found["appearances"]] == [n // 2 for n, k in enumerate(seen) if k == key]
     code, said = audit(saved, "--data", texts, "--sample", "0:3")
     assert code == 0 and "t003 (sample 3 of data set 0" in said and "next: pass 0, epoch" in said
+    for name in ("", "texts[train]"):
+        assert audit(saved, "--data", texts, "--sample", f"{name}:3") == (code, said)
     often = max(seen, key=seen.count)
     code, said = audit(saved, "--data", texts, "--key", often, "--most", 1)
     assert seen.count(often) > 1 and f"... {seen.count(often) - 1:,} more before these" in said
     assert said.count("epoch") == 2
-    for name in ("", "texts[train]"):
-        assert audit(saved, "--data", texts, "--sample", f"{name}:3") == audit(saved, "--data", texts, "--sample", "0:3")
     until = [tmp_path / "trace.jsonl", "--data", texts, "--state", saved, "--key", often, "--until"]
     assert json.loads(audit(*until, 9, "--json")[1])[0]["times"] == seen[:20].count(often)
     assert "has not recorded step 24" in audit(*until, 24)[1]
@@ -291,24 +290,20 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
 
 
 @pytest.mark.usefixtures("known_lengths")
-@pytest.mark.parametrize("steps", [0, 60])
-def test_a_micro_batch_is_numbered_if_it_is_near(blend: Any, steps: int) -> None:
-    batching, state, at = BestFit(Capacity(70), oversize="error"), None, 0
+def test_a_micro_batch_is_numbered_if_it_is_near(blend: Any) -> None:
+    batching = BestFit(Capacity(70), oversize="error")
     dataset = get_train_dataset(blend, batching=batching, chunk_size=4, task_encoder=Tokens(), worker_config=ALONE)
     with get_savable_loader(dataset) as loader:
-        if steps:
-            take(loader, steps)
-            state = loader.save_state_rank()
-            at = dataset.cursor(state).place[0]
+        take(loader, 60)
+        state = loader.save_state_rank()
     known = set[bool]()
-    for index in range(40):
-        history = sample_history(dataset, 0, index, state)
-        assert history.coming is not None and not history.coming.delivered
-        for one in (*history.appearances, history.coming):
-            assert one.place is not None
-            is_near = min(one.place[0], abs(one.place[0] - at)) <= 8
-            assert is_near == (one.micro_batch is not None)
-            known.add(is_near)
+    for index in range(80):
+        history = sample_history(dataset, 0, index % 40, state if index < 40 else None)
+        at = dataset.cursor(state).place[0] if index < 40 else 0
+        for one in (*history.appearances, *filter(None, [history.coming])):
+            assert one.place is not None and one.delivered == (one != history.coming)
+            known.add(min(one.place[0], abs(one.place[0] - at)) <= 8)
+            assert (one.micro_batch is not None) == (min(one.place[0], abs(one.place[0] - at)) <= 8)
             if one.micro_batch is not None:
                 assert dataset.plan.ahead(0, dataset.plan.start, one.micro_batch) == (one.place, one.micro_batch)
     assert known == {True, False}

@@ -112,9 +112,28 @@ class TestRules:
 
 class TestPages:
     def test_the_overview_has_the_shares(self, server: PreviewServer) -> None:
-        text = Page(ask(server, "").text).text
-        assert ask(server, "").text.count('class="small"') == 1  # of the pictures, not of sounds and films
-        assert "50%" in text and text.count("25%") == 2 and "27 in 3 data sets" in text
+        answer = ask(server, "")
+        assert answer.text.count('class="small"') == 1  # of the pictures, not of sounds and films
+        facts = "Samples27 in 3 data sets, shuffledBatchesbatches of 8, on 1 rank; seed 0Task encodertests."
+        shares = "SamplesShareFirst picturepictures1250%sounds1225%films325%"
+        assert facts in Page(answer.text).text and shares in Page(answer.text).text
+        text = Page(ask(server, "leaf/1/6").text).text
+        assert (
+            "12, crude samplesShare25%Named in" in text
+            and "Samples 6 to 11 of 12s6soundsnumber 6epoch 0s.tarAs" in text
+        )
+
+    @pytest.mark.parametrize(
+        ("path", "before", "after"),
+        [("step/0", None, "step/1"), ("step/5", "step/4", "step/6"), ("sample/2/0/1", None, "sample/2/1/1"),
+         ("sample/2/2/0", "sample/2/1/0", None), ("leaf/1/0", None, "leaf/1/6"), ("leaf/1/6", "leaf/1/0", None),
+         ("leaf/1/7", "leaf/1/1", None), ("leaf/2/0", None, None), ("", None, "step/0")],
+    )  # fmt: skip
+    def test_before_and_after(self, server: PreviewServer, path: str, before: str | None, after: str | None) -> None:
+        tags = Page(ask(server, path).text).tags
+        turns = {attrs["rel"]: attrs["href"] for name, attrs in tags if name == "a" and "rel" in attrs}
+        there = {"prev": before, "next": after}
+        assert turns == {name: server.site.base + to for name, to in there.items() if to is not None}
 
     def test_a_step_has_its_samples_what_was_lost_and_what_comes_next(self, server: PreviewServer) -> None:
         finder = server.site.finder
