@@ -154,7 +154,7 @@ class TestChunks:
         site = site_of(tokens(tmp_path, 3), Packer(), batch_size=None, packing_buffer_size=3)
         first, last = (Page(site.answer(["chunk", "0", batch], "", "n").data.decode()).text for batch in "01")
         words = (
-            "0of 2 that the hooks make of 3 positionsLengths and costs of the chunk's 2 packsLengths of segmentsmean 10",
+            "0of 2 that the hooks make of 3 positionsLengths and costs of the chunk's 2 packsLengths of segmentsmean 1",
             "tokens9 tokens: 110 tokens: 111 tokens: 1911as a table", "Tokens in eachmean 15 tokens11 tokens: 119",
             "Cost of eachmean 15 units: l + l²/24,57611 units", "Pack2 segments, 19 tokenst1: 10 tokenst0: 9 tokens",
             "t11052.6%t0947.4%The batch: PackedBatch", "learned, in 2 segmentscoloured is learned01234567890123456789",
