@@ -27,6 +27,7 @@ from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
+from energon_lite.extras.energon.wrappers.datasets import EpochizeDataset
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.extras.inspect.audit import PlannedSteps
 from energon_lite.extras.inspect.audited_run import RecordedStep, missing_steps, read_metrics, read_traces
@@ -88,9 +89,6 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
     steps, cut = read_traces(theirs), theirs[1].read_text().splitlines(keepends=True)
     theirs[1].write_text("".join(cut[:-1]))
     assert read_traces(theirs) == steps[:-1]  # the last step may be incomplete
-    theirs[1].write_text(cut[0])
-    with pytest.raises(UsageError, match="no line has a digest"):
-        read_traces(theirs[1:2])
 
 
 def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
@@ -120,17 +118,9 @@ def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
         code, text = audit(trace, *given_data)
         first = "step 5: not the samples that were planned for micro-batches 5 to 5"
         assert (code, text.splitlines()[1:3]) == (1, [first, said])
-        (fault,) = json.loads(audit(trace, *given_data, "--json")[1])["faults"]
-        found = [[*one] for one in (*lost, *added)] if far not in added else []
-        assert [one for one in (fault["lost"], fault["added"]) if one is not None] == found
     assert [audit(trace, *given_data, "--until", step)[0] for step in (4, 5)] == [0, 1]
-    trace.write_text("\n".join([lines[0], *lines[2:]]))
-    assert "0 steps, no step" in audit(trace, *given_data, "--until", 0)[1]
-    for first_wrong in (3, 4):
-        recorded(range(first_wrong, 24), 1)
-        code, text = audit(trace, *given_data)
-        assert code == 1 and text.count("several samples differ") == 20
-        assert ("and more of them" in text) == (first_wrong == 3)
+    recorded(range(3, 24), 1)
+    assert audit(trace, *given_data)[1].count("several samples differ") == 20
 
 
 @pytest.mark.parametrize(("without", "named"), [(slice(7, 9), "6 to 7"), (slice(20, None), "19 to 23")])
@@ -163,7 +153,6 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     assert said.count("epoch") == 2
     until = [tmp_path / "trace.jsonl", "--data", texts, "--state", saved, "--key", often, "--until"]
     assert json.loads(audit(*until, 9, "--json")[1])[0]["times"] == seen[:20].count(often)
-    assert "has not recorded step 24" in audit(*until, 24)[1]
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
@@ -248,7 +237,8 @@ def check(dataset: Any, steps: int) -> None:
             history = sample_history(dataset, leaf, index, state, most=1000)
             found = [appearance.micro_batch for appearance in history.appearances]
             assert found == seen.get((leaf, index), []) and history.times == len(found)
-            assert history.coming is None or (history.coming.micro_batch or 0) >= steps
+            coming = history.coming and history.coming.micro_batch
+            assert coming is None or coming >= steps  # None: none, or its number is not known so far ahead
             assert find_samples(dataset, history.key) == [(leaf, index)]
 
 
@@ -280,33 +270,10 @@ def test_of_validation(blend: Any) -> None:
 
 
 @pytest.mark.usefixtures("known_lengths")
-@pytest.mark.parametrize("step", [None, 6])
-def test_by_tokens(blend: Any, step: int | None) -> None:
-    batching = BestFit(Capacity(70), oversize="error")
-    dataset = get_train_dataset(
-        blend, batching=batching, chunk_size=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
-    )
-    check(dataset, 31)
-
-
-@pytest.mark.usefixtures("known_lengths")
-def test_a_micro_batch_is_numbered_if_it_is_near(blend: Any) -> None:
-    batching = BestFit(Capacity(70), oversize="error")
-    dataset = get_train_dataset(blend, batching=batching, chunk_size=4, task_encoder=Tokens(), worker_config=ALONE)
-    with get_savable_loader(dataset) as loader:
-        take(loader, 60)
-        state = loader.save_state_rank()
-    known = set[bool]()
-    for index in range(80):
-        history = sample_history(dataset, 0, index % 40, state if index < 40 else None)
-        at = dataset.cursor(state).place[0] if index < 40 else 0
-        for one in (*history.appearances, *filter(None, [history.coming])):
-            assert one.place is not None and one.delivered == (one != history.coming)
-            known.add(min(one.place[0], abs(one.place[0] - at)) <= 8)
-            assert (one.micro_batch is not None) == (min(one.place[0], abs(one.place[0] - at)) <= 8)
-            if one.micro_batch is not None:
-                assert dataset.plan.ahead(0, dataset.plan.start, one.micro_batch) == (one.place, one.micro_batch)
-    assert known == {True, False}
+@pytest.mark.parametrize(("step", "chunk"), [(None, 50), (6, 50), (None, 4)])
+def test_by_tokens(blend: Any, step: int | None, chunk: int) -> None:
+    given = {"batching": BestFit(Capacity(70), oversize="error"), "chunk_size": chunk, "micro_batches_per_step": step}
+    check(get_train_dataset(blend, task_encoder=Tokens(), worker_config=ALONE, **given), 31)
 
 
 @pytest.mark.usefixtures("known_lengths")
@@ -349,6 +316,9 @@ def test_what_there_is_not_is_refused(blend: Any) -> None:
     assert find_samples(dataset, "b1000") == []  # outside of the subset
     with pytest.raises(UsageError, match="there is no sample 99 of data set 0"):
         sample_history(dataset, 0, 99)
+    lanes = get_train_dataset(blend, batch_size=3, task_encoder=Yields(), worker_config=ALONE)
+    with pytest.raises(UsageError, match="in a wrapped LaneDataset is not known"):
+        sample_history(EpochizeDataset(lanes, 5, worker_config=ALONE), 0, 0)
 
 
 # -- where it stands in an order ---------------------------------------------------------------------------------------

@@ -58,20 +58,19 @@ class TestCommand:
         both = said("--step", 2, "--ranks", 2, "--batch-size", 2)
         assert both[0] == "Step 2, rank 0: 2 samples" and both[3] == "Step 2, rank 1: 2 samples" and len(both) == 6
         assert said("--key", '["batch", 0, 5]', "--ranks", 2, "--batch-size", 2) == both
-        in_order = ("--split-parts", "val", "--batch-size", 4)
-        assert said("--step", 1, *in_order) == ["Step 1: 4 samples", *samples(4, 5, 6, 7)]
+        in_order = said("--step", 1, "--split-parts", "val", "--batch-size", 4)
+        assert in_order == ["Step 1: 4 samples", *samples(4, 5, 6, 7)]
         assert said("--leaf", 0, "--start", 7, "-n", 4) == samples(7, 8)
         assert said("--leaf", "b.jsonl") == samples(0, 1, 2)
         assert said("--key", 4) == said("--key", '["sample", 0, 4]') == samples(4)
-        html = ["--html", tmp_path / "page.html"]
         for arguments, words in (
-            (["--step", 1, "--key", 4], "--step together with --key"), ([*html, "--leaf", 0], "--html together with"),
+            (["--step", 1, "--key", 4], "--step together with --key"),
             (["--chunk", 3], "the batches of this run have no chunks"), (["--key", "[0"], "no sample has the key '[0'"),
             *((["--key", f'["{key}]'], "not a restore key") for key in ('sample", 0', 'x", 0, 1', 'sample", 0, true')),
             (["--key", '["sample", 0, 9]'], "9 samples in b.jsonl"), (["--key", '["sample", 1, 0]'], "1 data set, c"),
         ):  # fmt: skip
             code, output = run(file, *arguments)
-            assert code == 1 and words in output and not (tmp_path / "page.html").exists()
+            assert code == 1 and words in output
 
     def test_on_a_terminal_each_sample_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal:
@@ -97,9 +96,7 @@ class TestText:
             "nested": {"a": [torch.zeros(2, 2), b"12"]},
             "empty": torch.zeros(0, 3),
             "flags": np.zeros((2, 2), dtype=bool),
-            "deep": [[[[[b"1"]]]]],
             "many": [b"1"] * 9,
-            **{f"bytes {size}": b"x" * size for size in (16, 17)},
             "long": "x" * 1000,
         }
         assert self.lines(sample)[:-1] == [
@@ -112,12 +109,9 @@ class TestText:
             "      1: 2 bytes b'12'",
             "  empty (<class 'torch.Tensor'>): float32 [0×3]",
             "  flags (<class 'numpy.ndarray'>): bool [2×2], False to False",
-            *(f"{'  ' * depth}{'0' if depth > 1 else 'deep'}: (list of 1)" for depth in range(1, 5)),
-            "          0: [b'1']",
             "  many: (list of 9)",
             *(f"    {number}: 1 bytes b'1'" for number in range(8)),
             "    ... and 1 more",
-            *(f"  bytes {n} (<class 'bytes'>): {n} bytes {b'x' * 16!r}{dots}" for n, dots in ((16, ""), (17, "..."))),
         ]
         assert "1,002 characters" in self.lines(sample)[-1]
 
