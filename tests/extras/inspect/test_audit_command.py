@@ -237,7 +237,7 @@ def check(dataset: Any, steps: int) -> None:
             history = sample_history(dataset, leaf, index, state, most=1000)
             found = [appearance.micro_batch for appearance in history.appearances]
             assert found == seen.get((leaf, index), []) and history.times == len(found)
-            coming = history.coming and history.coming.micro_batch
+            coming = None if history.coming is None else history.coming.micro_batch
             assert coming is None or coming >= steps  # None: none, or its number is not known so far ahead
             assert find_samples(dataset, history.key) == [(leaf, index)]
 
@@ -272,8 +272,8 @@ def test_of_validation(blend: Any) -> None:
 @pytest.mark.usefixtures("known_lengths")
 @pytest.mark.parametrize(("step", "chunk"), [(None, 50), (6, 50), (None, 4)])
 def test_by_tokens(blend: Any, step: int | None, chunk: int) -> None:
-    given = {"batching": BestFit(Capacity(70), oversize="error"), "chunk_size": chunk, "micro_batches_per_step": step}
-    check(get_train_dataset(blend, task_encoder=Tokens(), worker_config=ALONE, **given), 31)
+    given: dict[str, Any] = {"batching": BestFit(Capacity(70), oversize="error"), "micro_batches_per_step": step}
+    check(get_train_dataset(blend, chunk_size=chunk, task_encoder=Tokens(), worker_config=ALONE, **given), 31)
 
 
 @pytest.mark.usefixtures("known_lengths")

@@ -71,6 +71,6 @@ def test_the_words_for_who_does_not_see_it() -> None:
         ([1, 2, 2, 5], 5, "1.00 52.00 48.00 1; 97.00 4.00 96.00 2; 385.00 52.00 48.00 5"),
         ([0.5, 1.25], 2, "1.00 4.00 96.00 0.5 to 0.875; 241.00 4.00 96.00 0.875 to 1.25"),
     ):
-        bar = r'x="([\d.]+)" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"><title>(.*?) s: '
-        found = re.findall(bar, str(histogram(values, "L", "s", bins=bins)))
+        shape = r'x="([\d.]+)" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"><title>(.*?) s: '
+        found = re.findall(shape, str(histogram(values, "L", "s", bins=bins)))
         assert "; ".join(map(" ".join, found)) == bars
