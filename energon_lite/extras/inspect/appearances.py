@@ -146,7 +146,7 @@ class _InLanes:
         return bool(chunk < at.chunk or (chunk == at.chunk and offset < at.place.unit))
 
 
-#: Number of appearances in a row that a plan leaves out, after which the sample counts as always left out.
+#: Fewest appearances in a row that a plan leaves out, for the sample to count as always left out.
 _PATIENCE = 8
 
 

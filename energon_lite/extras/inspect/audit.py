@@ -34,7 +34,7 @@ from energon_lite.order.hashing import MASK64
 
 #: Largest number of faulty steps that are shown.
 _SHOWN = 20
-#: Number of replacements of a failed sample that are tried as an explanation.
+#: Most replacements of a failed sample that are tried as an explanation.
 _REPLACEMENTS = 16
 
 
@@ -319,9 +319,9 @@ class PlannedSteps:
         number, place, position = self._at
         if number != pass_number:
             place, position = self._plan.start, 0
-        place, moved = self._plan.ahead(pass_number, place, first - position)
+        place, _ = self._plan.ahead(pass_number, place, first - position)
         places = []
-        for _ in range(stop - first if moved == first - position else 0):
+        for _ in range(stop - first):  # at the end of the pass, nothing more is ahead
             after, moved = self._plan.ahead(pass_number, place, 1)
             if not moved:
                 break

@@ -241,7 +241,7 @@ def _lines(report: LintReport) -> Iterator[str]:
 SPAN = 512
 #: Largest number of result files, apart from one per shard: large data sets have longer spans.
 _MOST_FILES = 1 << 16
-#: Number of keys that are compared at a time; more keys are compared in parts, by ranges of their hashes.
+#: Most keys that are compared at a time; more keys are compared in parts, by ranges of their hashes.
 _KEYS_AT_ONCE = 1 << 27
 #: Seconds of work up to which no helper processes are started, because these import torch.
 _ALONE = 4.0

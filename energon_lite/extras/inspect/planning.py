@@ -88,7 +88,7 @@ def draw_plans(
 _DEFAULT = ("fixed", "capacity", "sorted_window", "best_fit", "bfd", "concat_split")
 _POLICIES = click.Choice(["error", "drop", "truncate", "split", "own_batch"])
 _COUNT = click.IntRange(min=1)
-#: Number of steps over which the balance is measured.
+#: Most steps over which the balance is measured.
 _STEPS = 300
 #: The columns of the table, with the formats of their numbers.
 _COLUMNS = {"micro-batches": ",", "steps": ",", "fill": ".4f", "padding eff.": ".4f", "ICC": ".3f", "step var.": ".2f"}

@@ -26,13 +26,13 @@ from energon_lite.topology import usable_cores
 from energon_lite.worker_config import WorkerConfig
 
 _COUNT = click.IntRange(min=1)
-#: Number of settings to try in the given time.
+#: Most settings to try in the given time.
 _TRIES = 16
 #: Share of the free memory that a loader may use.
 _MEMORY = 0.8
 #: Relative difference of measurements above which the machine is busy, or measurements are too short.
 _QUIET = 0.15
-#: Workers for each core: if hooks wait for something, more workers than cores may pay.
+#: Most workers for each core: if hooks wait for something, more workers than cores may pay.
 _PER_CORE = 4
 
 

@@ -66,8 +66,9 @@ _GAIN = 0.1
 _NEAR = 0.7
 #: Values of ``prefetch`` that are tried.
 _PREFETCH = (4, 8)
-#: Number of best settings that are measured again, and number of measurements of each, if time permits.
+#: Most of the best settings that are measured again, if time permits.
 _FINALISTS = 3
+#: Most measurements of each of them.
 _TIMES = 3
 
 

@@ -23,14 +23,17 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
+from energon_lite.extras.energon.wrappers.datasets import EpochizeDataset
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.extras.inspect.audit import PlannedSteps
-from energon_lite.extras.inspect.audited_run import RecordedStep, read_metrics, read_traces
+from energon_lite.extras.inspect.audited_run import RecordedStep, missing_steps, read_metrics, read_traces
 from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.loading.saved_states import merged
+from energon_lite.order.hashing import MASK64
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from tests.core.laws.token_data import Tokens
@@ -83,6 +86,41 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
     assert code == 1 and "different samples first in step 0" in said
     with pytest.raises(UsageError, match="rank 1 of 4 has no trace"):
         read_traces([theirs[0], *theirs[2:]])
+    steps, cut = read_traces(theirs), theirs[1].read_text().splitlines(keepends=True)
+    theirs[1].write_text("".join(cut[:-1]))
+    assert read_traces(theirs) == steps[:-1]  # the last step may be incomplete
+
+
+def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "state.json"
+    saved.write_text(json.dumps(go(texts, trace, 1, 24)))
+    lines = trace.read_text().splitlines()
+    given = get_train_dataset(texts, batch_size=2, worker_config=ALONE)
+    plan = PlannedSteps(given).addresses(0, 0, 24)
+    own, before, far, stand_in = plan[5][1], plan[4][0], plan[20][0], given.runner().replacement(plan[5][1], 2)
+    named = [f"t{one[1]:03d} (sample {one[1]} of texts[train], epoch {one[2]})" for one in (own, before, stand_in)]
+
+    def recorded(changed: range, difference: int) -> None:
+        made = [json.loads(line) for line in lines]
+        for number in changed:
+            made[1 + number]["digest"] = f"{int(made[1 + number]['digest'], 16) + difference & MASK64:016x}"
+        trace.write_text("\n".join(map(json.dumps, made)))
+
+    given_data = ("--data", texts, "--state", saved)
+    for lost, added, said in (
+        ([own], [], f"  {named[0]} was lost"),
+        ([], [before], f"  {named[1]} was used once more than planned"),
+        ([own], [before], f"  {named[0]} was lost; {named[1]} came instead"),
+        ([own], [stand_in], f"  {named[0]} failed or was skipped; in its place came {named[2]}"),
+        ([own], [far], "  several samples differ, or a sample that is not planned nearby"),
+    ):
+        recorded(range(5, 6), set_digest(added) - set_digest(lost))
+        code, text = audit(trace, *given_data)
+        first = "step 5: not the samples that were planned for micro-batches 5 to 5"
+        assert (code, text.splitlines()[1:3]) == (1, [first, said])
+    assert [audit(trace, *given_data, "--until", step)[0] for step in (4, 5)] == [0, 1]
+    recorded(range(3, 24), 1)
+    assert audit(trace, *given_data)[1].count("several samples differ") == 20
 
 
 @pytest.mark.parametrize(("without", "named"), [(slice(7, 9), "6 to 7"), (slice(20, None), "19 to 23")])
@@ -107,10 +145,14 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
         assert [one["micro_batch"] for one in found["appearances"]] == [n // 2 for n, k in enumerate(seen) if k == key]
     code, said = audit(saved, "--data", texts, "--sample", "0:3")
     assert code == 0 and "t003 (sample 3 of data set 0" in said and "next: pass 0, epoch" in said
+    for name in ("", "texts[train]"):
+        assert audit(saved, "--data", texts, "--sample", f"{name}:3") == (code, said)
     often = max(seen, key=seen.count)
     code, said = audit(saved, "--data", texts, "--key", often, "--most", 1)
     assert seen.count(often) > 1 and f"... {seen.count(often) - 1:,} more before these" in said
     assert said.count("epoch") == 2
+    until = [tmp_path / "trace.jsonl", "--data", texts, "--state", saved, "--key", often, "--until"]
+    assert json.loads(audit(*until, 9, "--json")[1])[0]["times"] == seen[:20].count(often)
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
@@ -154,6 +196,7 @@ def test_lines_of_metrics(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "dig')
     found = read_metrics(path)
     assert found == [RecordedStep(n, 0, first, stop, n) for n, first, stop in spans]
+    assert missing_steps(found, (0, 24)) == [(0, 8, 12), (0, 22, 24)] and missing_steps(found, (1, 24)) == [(0, 8, 12)]
     path.write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(UsageError, match="no line has the digest"):
         read_metrics(path)
@@ -194,7 +237,8 @@ def check(dataset: Any, steps: int) -> None:
             history = sample_history(dataset, leaf, index, state, most=1000)
             found = [appearance.micro_batch for appearance in history.appearances]
             assert found == seen.get((leaf, index), []) and history.times == len(found)
-            assert history.coming is None or (history.coming.micro_batch or 0) >= steps
+            coming = None if history.coming is None else history.coming.micro_batch
+            assert coming is None or coming >= steps  # None: none, or its number is not known so far ahead
             assert find_samples(dataset, history.key) == [(leaf, index)]
 
 
@@ -226,13 +270,10 @@ def test_of_validation(blend: Any) -> None:
 
 
 @pytest.mark.usefixtures("known_lengths")
-@pytest.mark.parametrize("step", [None, 6])
-def test_by_tokens(blend: Any, step: int | None) -> None:
-    batching = BestFit(Capacity(70), oversize="error")
-    dataset = get_train_dataset(
-        blend, batching=batching, chunk_size=50, micro_batches_per_step=step, task_encoder=Tokens(), worker_config=ALONE
-    )
-    check(dataset, 31)
+@pytest.mark.parametrize(("step", "chunk"), [(None, 50), (6, 50), (None, 4)])
+def test_by_tokens(blend: Any, step: int | None, chunk: int) -> None:
+    given: dict[str, Any] = {"batching": BestFit(Capacity(70), oversize="error"), "micro_batches_per_step": step}
+    check(get_train_dataset(blend, chunk_size=chunk, task_encoder=Tokens(), worker_config=ALONE, **given), 31)
 
 
 @pytest.mark.usefixtures("known_lengths")
@@ -275,6 +316,9 @@ def test_what_there_is_not_is_refused(blend: Any) -> None:
     assert find_samples(dataset, "b1000") == []  # outside of the subset
     with pytest.raises(UsageError, match="there is no sample 99 of data set 0"):
         sample_history(dataset, 0, 99)
+    lanes = get_train_dataset(blend, batch_size=3, task_encoder=Yields(), worker_config=ALONE)
+    with pytest.raises(UsageError, match="in a wrapped LaneDataset is not known"):
+        sample_history(EpochizeDataset(lanes, 5, worker_config=ALONE), 0, 0)
 
 
 # -- where it stands in an order ---------------------------------------------------------------------------------------

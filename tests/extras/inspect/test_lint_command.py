@@ -132,9 +132,11 @@ class TestShards:
     def test_indexes_that_are_of_other_shards(self, broken: Broken) -> None:
         path, _ = broken
         os.replace(path / "s1.tar.idx", path / "s0.tar.idx")
+        os.truncate(path / "s2.tar.idx", 8 * 100)
         _, found = lint(path)
         words = {(one["shard"], one["note"]): one["what"] for one in found["problems"] if one["kind"] == "index"}
         assert ".tar.idx has other places" in words["s0.tar", False] and "no .tar.idx" in words["s1.tar", True]
+        assert words["s2.tar", False] == ".tar.idx has 99 samples, the shard has 175 samples"
 
 
 class TestKindsOfData:

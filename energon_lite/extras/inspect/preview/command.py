@@ -209,11 +209,11 @@ def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf
 
 #: Fields of every sample that do not describe its contents. The key is shown, as by Energon's command.
 _HIDDEN = HIDDEN - {"__key__"} | {"__subflavors__"}
-#: Characters of a text that are shown.
+#: Most characters of a text that are shown.
 _LONGEST_TEXT = 400
-#: Items of a collection that are shown.
+#: Most items of a collection that are shown.
 _MOST_VALUES = 8
-#: Nesting depth to which collections are shown.
+#: Largest depth of nesting to which collections are shown.
 _DEEPEST = 4
 
 

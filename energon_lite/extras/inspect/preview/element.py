@@ -124,7 +124,7 @@ def _text(value: object) -> str:
 
 #: Number of colours of data sets in the style sheet.
 COLOURS = 12
-#: Ratio of the largest number to the median above which bins have logarithmic widths.
+#: Largest ratio of the largest number to the median with which all bins have the same width.
 _SKEWED = 12
 
 

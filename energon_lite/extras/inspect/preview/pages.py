@@ -102,11 +102,11 @@ def sample_card(
     )
 
 
-#: Samples on a page of a data set.
+#: Most samples on a page of a data set.
 LEAF_SAMPLES = 6
-#: Number of data sets from which a filter is shown.
+#: Fewest data sets for which a filter is shown.
 _MANY = 12
-#: Number of data sets with a thumbnail in the overview: one sample of each is read for it.
+#: Most data sets with a thumbnail in the overview: one sample of each is read for it.
 _PICTURES = 24
 
 

@@ -27,7 +27,7 @@ from energon_lite.extras.inspect.prometheus import BoundedServer
 _HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 #: Seconds that a client may take to read a piece of an answer.
 _PATIENCE = 30
-#: Bytes of media per write.
+#: Most bytes of media per write.
 _PIECE = 1 << 18
 _COMMON = {
     "X-Content-Type-Options": "nosniff",

@@ -36,13 +36,13 @@ from energon_lite.extras.inspect.preview.value_view import Amount
 from energon_lite.storage.files.atomic_file import write_bytes
 
 _HTML = "text/html; charset=utf-8"
-#: Amount shown on a sample's own page.
+#: Most of a value that is shown on a sample's own page.
 _WHOLE = Amount(200_000, None, 64)
 #: The most digits of a number in an address.
 _DIGITS = 18
 #: The most fields of a query.
 _FIELDS = 16
-#: Number of lines of a quarantine file that are shown.
+#: Most lines of a quarantine file that are shown.
 _MOST_LINES = 500
 
 

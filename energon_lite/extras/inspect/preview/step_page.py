@@ -33,11 +33,11 @@ from energon_lite.extras.inspect.preview.steps import MicroBatch, Place
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 from energon_lite.loading.makers.outcomes import Address
 
-#: Number of samples of a step that are shown by default.
+#: Most samples of a step that are shown by default.
 _SAMPLES = 16
-#: Number of next steps that are listed.
+#: Most next steps that are listed.
 _COMING = 8
-#: Number of samples of a next step that are drawn.
+#: Most samples of a next step that are drawn.
 _DRAWN = 20
 
 

@@ -30,12 +30,12 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 
-#: Number of cached samples: a page requests media one by one, each a part of its sample.
+#: Most cached samples: a page requests media one by one, each a part of its sample.
 _KEPT = 48
 #: The most pixels along a side of a thumbnail, and the most bytes of a part from which one is made.
 _SMALL_SIDE = 96
 _LARGEST_FOR_SMALL = 16 << 20
-#: Number of bad samples that are remembered.
+#: Most bad samples that are remembered.
 _MOST_BAD = 500
 
 

@@ -21,7 +21,7 @@ _LABELS = ("labels", "label_ids", "targets")
 _MASKS = ("loss_mask", "mask", "labels_mask", "loss_weights")
 #: The most tokens that make up one character.
 _PARTS = 8
-#: Number of tokens that are decoded together.
+#: Most tokens that are decoded together.
 _BLOCK = 64
 
 

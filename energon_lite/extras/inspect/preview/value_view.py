@@ -27,7 +27,7 @@ from energon_lite.extras.inspect.preview.token_text import TokenRow, find_tokens
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.part_decoder import MediaFile
 
-#: The deepest level of nested values that is drawn.
+#: Largest depth of nested values that is drawn.
 _DEEPEST = 5
 #: Extensions of parts that are text, whatever their bytes.
 _TEXTS = frozenset(

@@ -61,4 +61,16 @@ def test_the_words_for_who_does_not_see_it() -> None:
     assert 'aria-label="Lengths: 3 from 1 to 3 tokens, mean 2"' in str(histogram([1, 2, 3], "Lengths", "tokens"))
     bar = segments_bar([(30, 0, "<a>"), (50, 13, "b")], 100)
     assert 'aria-label="A pack of 2 segments, 80 tokens of 100, 80.0% full"' in bar and "&lt;a&gt;: 30 tokens" in bar
-    assert 'class="c1"' in bar and 'width="0.00"' in share_bar(0)
+    assert re.findall(r'"(c\d+)" x="(.*?)" width="(.*?)"', bar) == [
+        ("c0", "0.00", "298.80"),
+        ("c1", "300.00", "498.80"),
+    ]
+    for share, leaf, drawn in ((0, None, '"all" width="0.00"'), (0.5, 12, '"c0" width="50.00"'), (0.001, 1, "0.60")):
+        assert drawn in share_bar(share, leaf)
+    for values, bins, bars in (
+        ([1, 2, 2, 5], 5, "1.00 52.00 48.00 1; 97.00 4.00 96.00 2; 385.00 52.00 48.00 5"),
+        ([0.5, 1.25], 2, "1.00 4.00 96.00 0.5 to 0.875; 241.00 4.00 96.00 0.875 to 1.25"),
+    ):
+        shape = r'x="([\d.]+)" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"><title>(.*?) s: '
+        found = re.findall(shape, str(histogram(values, "L", "s", bins=bins)))
+        assert "; ".join(map(" ".join, found)) == bars

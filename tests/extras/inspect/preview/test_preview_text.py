@@ -45,6 +45,33 @@ class TestCommand:
         code, output = run(text_dataset(tmp_path / "a", 5), "--split-parts", "trian")
         assert code == 1 and "did you mean 'train'?" in output
 
+    def test_steps_and_samples_by_their_places(self, tmp_path: Path) -> None:
+        file = tmp_path / "b.jsonl"
+        file.write_text("".join(f'{{"n": {number}}}\n' for number in range(9)))
+
+        def said(*arguments: object) -> list[str]:
+            return [line for line in run(file, *arguments)[1].splitlines() if line[:1].strip()]
+
+        def samples(*numbers: int) -> list[str]:
+            return [f"Sample '{number}' (b.jsonl, number {number}, epoch 0)" for number in numbers]
+
+        both = said("--step", 2, "--ranks", 2, "--batch-size", 2)
+        assert both[0] == "Step 2, rank 0: 2 samples" and both[3] == "Step 2, rank 1: 2 samples" and len(both) == 6
+        assert said("--key", '["batch", 0, 5]', "--ranks", 2, "--batch-size", 2) == both
+        in_order = said("--step", 1, "--split-parts", "val", "--batch-size", 4)
+        assert in_order == ["Step 1: 4 samples", *samples(4, 5, 6, 7)]
+        assert said("--leaf", 0, "--start", 7, "-n", 4) == samples(7, 8)
+        assert said("--leaf", "b.jsonl") == samples(0, 1, 2)
+        assert said("--key", 4) == said("--key", '["sample", 0, 4]') == samples(4)
+        for arguments, words in (
+            (["--step", 1, "--key", 4], "--step together with --key"),
+            (["--chunk", 3], "the batches of this run have no chunks"), (["--key", "[0"], "no sample has the key '[0'"),
+            *((["--key", f'["{key}]'], "not a restore key") for key in ('sample", 0', 'x", 0, 1', 'sample", 0, true')),
+            (["--key", '["sample", 0, 9]'], "9 samples in b.jsonl"), (["--key", '["sample", 1, 0]'], "1 data set, c"),
+        ):  # fmt: skip
+            code, output = run(file, *arguments)
+            assert code == 1 and words in output
+
     def test_on_a_terminal_each_sample_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal:
             def isatty(self) -> bool:
@@ -69,6 +96,7 @@ class TestText:
             "nested": {"a": [torch.zeros(2, 2), b"12"]},
             "empty": torch.zeros(0, 3),
             "flags": np.zeros((2, 2), dtype=bool),
+            "many": [b"1"] * 9,
             "long": "x" * 1000,
         }
         assert self.lines(sample)[:-1] == [
@@ -81,6 +109,9 @@ class TestText:
             "      1: 2 bytes b'12'",
             "  empty (<class 'torch.Tensor'>): float32 [0×3]",
             "  flags (<class 'numpy.ndarray'>): bool [2×2], False to False",
+            "  many: (list of 9)",
+            *(f"    {number}: 1 bytes b'1'" for number in range(8)),
+            "    ... and 1 more",
         ]
         assert "1,002 characters" in self.lines(sample)[-1]
 

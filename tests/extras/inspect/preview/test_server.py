@@ -9,6 +9,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.preview import site
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
@@ -112,9 +113,26 @@ class TestRules:
 
 class TestPages:
     def test_the_overview_has_the_shares(self, server: PreviewServer) -> None:
-        text = Page(ask(server, "").text).text
-        assert ask(server, "").text.count('class="small"') == 1  # of the pictures, not of sounds and films
-        assert "50%" in text and text.count("25%") == 2 and "27 in 3 data sets" in text
+        answer = ask(server, "")
+        assert answer.text.count('class="small"') == 1  # of the pictures, not of sounds and films
+        facts = "Samples27 in 3 data sets, shuffledBatchesbatches of 8, on 1 rank; seed 0Task encodertests."
+        shares = "SamplesShareFirst picturepictures1250%sounds1225%films325%"
+        assert facts in Page(answer.text).text and shares in Page(answer.text).text
+        text = Page(ask(server, "leaf/1/6").text).text
+        assert (
+            "12, crude samplesShare25%Named in" in text
+            and "Samples 6 to 11 of 12s6soundsnumber 6epoch 0s.tarAs" in text
+        )
+
+    def test_before_and_after(self, server: PreviewServer) -> None:
+        for path, before, after in (
+            ("step/0", "", "step/1"), ("step/5", "step/4", "step/6"), ("sample/2/0/1", "", "sample/2/1/1"),
+            ("sample/2/2/0", "sample/2/1/0", ""), ("leaf/1/0", "", "leaf/1/6"), ("leaf/1/6", "leaf/1/0", ""),
+            ("leaf/1/7", "leaf/1/1", ""), ("", "", "step/0"),
+        ):  # fmt: skip
+            tags = Page(ask(server, path).text).tags
+            turns = {attrs["rel"]: attrs["href"] for name, attrs in tags if name == "a" and "rel" in attrs}
+            assert turns == {rel: server.site.base + to for rel, to in (("prev", before), ("next", after)) if to}
 
     def test_a_step_has_its_samples_what_was_lost_and_what_comes_next(self, server: PreviewServer) -> None:
         finder = server.site.finder
@@ -265,8 +283,16 @@ def test_a_sample_and_a_data_set(tmp_path: Path) -> None:
     path = blend(tmp_path)
     assert "caption 7" in Page(written(path, tmp_path / "key.html", "--key", "p7")).text
     assert "f1" in Page(written(path, tmp_path / "leaf.html", "--leaf", "films")).text
-    assert "caption 5" in Page(written(path, tmp_path / "restored.html", "--key", '["sample", 0, 5, 3, 0]')).text
-    assert "Step 9" in Page(written(path, tmp_path / "batch.html", "--key", '["batch", 0, 9]')).text
+
+
+def test_media_that_are_too_large_for_the_file_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, size = Site(ShownRun.open(str(blend(tmp_path)), RunOptions(), Keep())), len(png(1))
+    for largest, altogether, left_out in ((size, 2 * size, 1), (size - 1, 9 * size, 3)):
+        monkeypatch.setattr(site, "_LARGEST", largest)
+        monkeypatch.setattr(site, "_ALTOGETHER", altogether)
+        links = site.FileLinks(served)
+        found = [links.media(("sample", 0, 1, 0, "stored"), [name]) for name in ("png", "png", "png", "none")]
+        assert links.left_out == left_out and found.count(None) == left_out + 1
 
 
 def test_hostile_samples_in_a_file(tmp_path: Path) -> None:

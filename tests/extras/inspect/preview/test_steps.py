@@ -14,6 +14,7 @@ from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
 from tests.conftest import write_dataset
 from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
+from tests.extras.inspect.preview.served import Page
 from tests.testing import batches_of, output_of
 
 
@@ -110,7 +111,7 @@ class TestSteps:
         site = site_of(data / "blend.yaml", FailingBatch("once"))
         page = site.answer(["step", "0"], "", "n").data.decode()
         lost = len(site.finder.make(Place(0))[0].failures)
-        assert lost >= 8 and f"{lost} lost on the way" in page
+        assert lost >= 8 and f"{lost} lost on the way" in page and "a run ends here" not in page
         assert page.count("ValueError: once") == 2 and "8 samples" in page  # the reason, and its traceback
 
 
@@ -125,10 +126,12 @@ class TestChunks:
             (shown,) = site.finder.make(place)
             assert place == Place(None, 0, number) and torch.equal(shown.batch.tokens, batch.tokens)
         answer = site.answer(["chunk", "0", "1"], "", "n").data.decode()
-        assert "Lengths and costs of the chunk" in answer and "% full" in answer
+        last = site.finder.size(Place())
+        size = f"of {last:,} planned from {site.run.dataset.plan.chunk:,} positions"
+        assert size in answer and f" {last:,} micro-batches</h2>" in answer
+        assert " tokens of 100: " in answer and "% full" in answer and " tokens planned" in answer
         with pytest.raises(UsageError, match="near chunk"):
             site.finder.at_step(10**9)
-        last = site.finder.size(Place())
         assert site.finder.after(Place(None, 0, last - 1)) == Place(None, 1, 0)
         assert site.finder.before(Place(None, 1, 0)) == Place(None, 0, last - 1)
         with pytest.raises(UsageError, match=f"{last:,} micro-batches"):
@@ -146,6 +149,20 @@ class TestChunks:
             again = loader.restore_sample(shown.batch.__restore_key__)
             assert torch.equal(again.tokens, shown.batch.tokens)
             assert keys_of(site, shown.used) == list(again.__key__)
+
+    def test_the_page_of_a_pack(self, tmp_path: Path) -> None:
+        site = site_of(tokens(tmp_path, 3), Packer(), batch_size=None, packing_buffer_size=3)
+        first, last = (Page(site.answer(["chunk", "0", batch], "", "n").data.decode()).text for batch in "01")
+        words = (
+            "0of 2 that the hooks make of 3 positionsLengths and costs of the chunk's 2 packsLengths of segmentsmean 1",
+            "tokens9 tokens: 110 tokens: 111 tokens: 1911as a table", "Tokens in eachmean 15 tokens11 tokens: 119",
+            "Cost of eachmean 15 units: l + l²/24,57611 units", "Pack2 segments, 19 tokenst1: 10 tokenst0: 9 tokens",
+            "t11052.6%t0947.4%The batch: PackedBatch", "learned, in 2 segmentscoloured is learned01234567890123456789",
+            "t1tokensnumber 1epoch 0t.tarAs storedtxt 22 bytes0 1 2 3 4 5 6 7 8 9 10After tests.",
+            "and the label of the last, of which 5 are learnedcoloured is learned0123456789Next0 · 1t2tokens← Prev",
+        )  # fmt: skip
+        assert all(part in first for part in words) and "Segments in eachmean 1.5 segments" in first
+        assert "NextKnown only after the hooks run." in last and "Pack1 segment, 11 tokenst2: 11" in last
 
     def test_batches_by_encoded_tokens(self, data: Path) -> None:
         best_fit = {"strategy": "best_fit", "capacity": 100}

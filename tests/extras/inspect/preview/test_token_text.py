@@ -7,6 +7,7 @@ import torch
 
 from energon_lite.extras.inspect.preview.token_text import find_tokens, pieces_of, token_figure
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
+from tests.extras.inspect.preview.served import Page
 
 
 def utf8(tokens: Sequence[int]) -> str:
@@ -90,14 +91,33 @@ def test_the_figure_says_how_many_and_shows_some() -> None:
     assert "w19</span>" in token_figure(row, "it", words, 20)
 
 
-def test_a_text_is_shown_up_to_the_limit() -> None:
-    for more in (None, "/all"):
-        view = ValueView("it", lambda path: None, Amount(text=5), more=more)
-        whole, cut = str(view.text("a" * 5)), str(view.text("b" * 6))
-        assert "aaaaa" in whole and "…" not in whole and "characters" not in whole
-        assert "bbbbb" in cut and "b" * 6 not in cut and "6 characters" in cut and ("/all" in cut) == bool(more)
-
-
 def test_stored_parts_that_are_values_are_shown_as_such() -> None:
     shown = str(ValueView("it", lambda path: None, Amount()).parts({"tags": ["red", 7], "txt": b"words", "none": b""}))
     assert "red" in shown and "words" in shown and shown.count("empty") == 1
+
+
+def test_values_are_shown_up_to_the_limits() -> None:
+    view = ValueView("it", lambda path: "/" + "/".join(path), Amount(text=20, items=2))
+    for value, said in (
+        ([1] * 64, str([1] * 64)), ([*range(65)], f"{[*range(64)]} …"), (["a", 1, "x" * 39], f"['a', 1, '{'x' * 39}']"),
+        ([1, "x" * 40], f"1{'x' * 20} … 40 characters"), ([], "empty"), (bytes(33), f"33 bytes:{' 00' * 32} …"),
+        ([{"role": "user", "content": "hi"}] * 9, "userhi" * 8 + "and 1 more"), ([{"a": 1}] * 3, "a1a1and 1 more"),
+        ({"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}, "abcde{'f': 1}"), ({"__subflavors__": [None]}, "no fields"),
+        (torch.zeros(500), "float32 [500]:" + " 0," * 11 + " 0 …"), ("x" * 20, "x" * 20),
+    ):  # fmt: skip
+        assert Page(view.fields({"it": value})).text == f"it{said}"
+    assert '<a href="/all">show all 21 characters' in ValueView("it", str, view.amount, more="/all").text("x" * 21)
+    pictures = {"film": torch.zeros(5, 3, 4, 4, dtype=torch.uint8), "pictures": torch.zeros(3, 3, 4, 4)}
+    sources = [attrs["src"] for _, attrs in Page(view.fields(pictures)).tags if "src" in attrs]
+    assert sources == ["/film/film", "/film/0", "/film/4", "/pictures/0", "/pictures/1"]
+
+
+def test_parts_are_shown_up_to_the_limits() -> None:
+    for name, part, said in (
+        ("a.json", b'{"k":1}', '7 bytes{\n  "k": 1\n}'), ("a.txt", b'{"k":1}', '7 bytes{"k":1}'),
+        ("b.txt", b"\xffa", "2 bytes\ufffda"), ("c.bin", b"\xffa", "2 bytes2 bytes: ff 61"), ("d", b"", "0 bytesempty"),
+        ("a.pkl", b"a", "1 bytesDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
+        ("e.bin", ("a" + "é" * 5000).encode(), f"9.8 KiBa{'é' * 19} … 2,048 characters"),
+        ("f.bin", b"\xffa" * 800, f"1.6 KiB1,600 bytes:{' ff 61' * 16} …"),
+    ):  # fmt: skip
+        assert Page(ValueView("it", lambda path: None, Amount(text=20)).parts({name: part})).text == f"{name} {said}"
