@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite.extras.energon.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.read.webdataset import RawSample
 from tests.prepare_by_command import FIELDS, document, run, written
+from tests.testing import write_tar
 
 CAPTIONS = "y CaptioningSample y png"
 OWN = ["  0. CaptioningSample (image, caption)", "caption (str, required) [json[text]]"]
@@ -66,19 +69,76 @@ class TestQuestions:
         # Again: the file that is there is replaced only if that is wanted, and even then not lost.
         loader.write_text("mine")
         assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\nn\n")[0] == 0 and loader.read_text() == "mine"
-        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")[0] == 0 and "TODO" in loader.read_text()
+        code, output = run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")
+        assert code == 0 and "TODO" in loader.read_text() and "The old one is now sample_loader.py.bak." in output
         assert loader.with_name("sample_loader.py.bak").read_text() == "mine"
 
     def test_prepared_already(self, data: Path) -> None:
         run(data, "--non-interactive", "--split-ratio", "1,0,0")
         code, output = run(data, answers="n\n")
         assert code == 0 and "Nothing was changed" in output
+        assert f"{data} has already been prepared; its splits will be replaced." in output
         code, _ = run(data, answers="y\n0,1,0\nn\n")
         assert code == 0 and document(data, "split.yaml")["split_parts"]["train"] == []  # type: ignore[index]
 
     def test_no_dataset_yaml(self, data: Path) -> None:
         code, output = run(data, answers="1,0,0\nn\n")
         assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
+
+    def test_what_is_shown(self, tmp_path: Path) -> None:
+        about = {"60": "t" * 60, "61": "t" * 61, "three": [1, 2, 3], "four": [1, 2, 3, 4]}
+        shown = json.dumps({**about, "61": "t" * 60 + "...", "four": [1, 2, 3, "..."]})
+        array = io.BytesIO()
+        np.save(array, np.zeros((2, 3)))
+        parts = {"a.PNG": "?", "json": json.dumps(about), "jsn": json.dumps({str(n): n for n in range(9)}), "cls": "7"}
+        parts |= {"npy": array.getvalue().decode("latin1"), "x.json": "{", "txt": "t" * 60}
+        stored = {
+            name: text.encode("latin1") for name, text in (parts | dict.fromkeys(["p.jpg", "b", "c"], "?")).items()
+        }
+        write_tar(tmp_path / "s.tar", [(str(number), stored) for number in range(3)])
+        code, output = run(tmp_path, answers="1,0,0\n\n14\nCaptioningSample\n\n\n\n")
+        samples = [output.partition(f"Sample {n}, key '{n}':\n")[2].split("\n")[:10] for n in (0, 1)]
+        assert code == 0 and "Sample 2" not in output and samples[0] == samples[1]
+        assert samples[0] == [
+            "  a.PNG           1 B",
+            f"  json          183 B  {shown}",
+            '  jsn            72 B  {"0": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6, "7": 7, "...": "..."}',
+            "  cls             1 B  7",
+            "  npy           176 B  ndarray[2, 3]",
+            "  x.json          1 B",
+            f"  txt            60 B  '{'t' * 60}'",
+            *(f"  {name:<8}        1 B" for name in ("p.jpg", "b", "c")),
+        ]
+        for line in (
+            "   1. ImageClassificationSample (image, [label], [label_name])",
+            "   6. Sample (no fields of its own; cannot be chosen)",
+            "  11. CrudeWebdataset (a dict of all parts)",
+            "  12. ChatSample (messages, [images], [videos], [audios], [arrays])",
+            "  image (torch.Tensor, required) [a.PNG,p.jpg]: ",
+            "  caption (str, required) [txt]: ",
+        ):
+            assert line in output.split("\n")
+        assert "sample type '14' is unknown (use one of" in output
+        assert "Parts: a.PNG, json, jsn, cls, npy, x.json, txt, p.jpg, b, c\n  json[text][0] takes" in output
+
+    @pytest.mark.parametrize(
+        ("parts", "guess"),
+        [
+            ("JPG txt", "CaptioningSample"),
+            ("jpg cls", "ImageClassificationSample"),
+            ("txt", "TextSample"),
+            ("txt cls", "CrudeWebdataset"),
+            ("bin", "CrudeWebdataset"),
+            ("jpg bin", "CrudeWebdataset"),
+            ("text a b c d e f g h i j", "CrudeWebdataset"),
+        ],
+    )
+    def test_guessed_sample_types(self, tmp_path: Path, parts: str, guess: str) -> None:
+        write_tar(tmp_path / "s.tar", [("0", dict.fromkeys(parts.split(), b"1"))])
+        _, output = run(tmp_path, answers="1,0,0\n\nTextSample\n")
+        assert f"Sample type (number or name) [{guess}]: " in output
+        many = "With 11 names of parts, a field map is not asked for: write a sample_loader.py."
+        assert (many in output) == (len(parts) > 20)
 
     def test_when_nobody_answers(self, data: Path) -> None:
         code, output = run(data, answers="8,1,1\n")
