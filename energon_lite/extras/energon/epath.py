@@ -252,8 +252,7 @@ class EPath(os.PathLike[str]):
 
     def _of_key(self, key: str) -> EPath:
         """The path of a key of the store."""
-        inside = posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
-        return self if inside == "." else self / inside
+        return self / posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
 
     def _at(self, inside: str) -> EPath:
         made = EPath(self)

@@ -78,7 +78,7 @@ class WebdatasetPreparator:
             return set(index_again(folder, PrepareOptions(workers=workers, sqlite=False)).parts)
         shards = [shard for path in paths for shard in expand_braces(path)]
         others = set(find_shards(folder)) - set(shards)
-        exclude = f"^(?:{'|'.join(map(re.escape, sorted(others)))})$" if others else None
+        exclude = f"^(?:{'|'.join(map(re.escape, sorted(others)))})$"
 
         def choose(scan: DatasetScan) -> Choice:
             there = set(scan.shard_names)
