@@ -302,7 +302,7 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
         path: str | os.PathLike[str],
         *,
         subflavors: Mapping[str, Any] | None = None,
-        part_filter: str | Sequence[str] | Callable[[str], bool] = lambda _: True,
+        part_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
         **kwargs: Any,
     ):
         if "sample_loader" in kwargs:

@@ -22,7 +22,7 @@ from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_
 from megatron.energon.sample_utils import format_sample_detailed as their_text
 from PIL import Image
 
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.energon.compat.documents import JsonParser, to_json_object
 from energon_lite.extras.energon.compat.hooks import format_sample_detailed
 from energon_lite.extras.energon.epath import EPath
@@ -123,6 +123,11 @@ class Pair:
         {"t": torch.arange(20.0), "few": torch.tensor([0.0, 2.0]), "none": torch.zeros(0), "matrix": torch.ones(2, 2)},
         {"a": np.array([1, 2, 3]), "long": np.arange(9), "none": np.zeros(0), "words": np.array(["a"])},
         {"text": "x" * 2000, "list": list(range(30)), **{str(number): number for number in range(40)}},
+        {"texts": ["x" * 1000, "x" * 1001], "lists": [[*range(10)], [*range(11)]], "bytes": [b"x" * 197, b"x" * 198]},
+        {
+            "maps": [dict.fromkeys(map(str, range(size))) for size in (25, 26)],
+            "arrays": [np.arange(6), torch.arange(7)],
+        },
         "text",
         5,
     ],
@@ -224,8 +229,9 @@ def test_a_call() -> None:
 
 
 def test_back_to_plain_data() -> None:
-    assert to_json_object({"a": {1}, "b": Leaf("x"), "c": Size(1)}) == {
+    assert to_json_object({"a": {1}, "b": Leaf("x"), "c": Size(1), "d": (1, None)}) == {
         "a": [1],
+        "d": [1, None],
         "b": {"name": "x", "weight": 1.0, "size": None, "tags": []},
         "c": {"width": 1, "height": 7},
     }
@@ -233,6 +239,8 @@ def test_back_to_plain_data() -> None:
         {"__module__": __name__, "__class__": "Leaf"},
         {"__module__": __name__, "__function__": "weight_of"},
     ]
+    with pytest.raises(UsageError, match="a object is not plain data"):
+        to_json_object(object())
 
 
 def weight_of(leaf: Leaf) -> float:

@@ -140,6 +140,14 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     crude = CrudeWebdataset(path, split_part="val", worker_config=ALONE, part_filter=["txt"])
     with get_loader(crude.build()) as loader:
         assert [sample["txt"] for sample in loader] == [f"a-{number}" for number in range(5)]
+    document = HEAD | {"__class__": "CrudeWebdataset", "subflavors": {"k": 1}}
+    for part_filter, names in ((["jpg"], set()), (None, {"txt"})):
+        (path / ".nv-meta/crude.yaml").write_text(json.dumps(document | {"part_filter": part_filter}))
+        val = {"split_part": "val", "training": False, "worker_config": ALONE}
+        named = get_dataset_from_config(path, dataset_config="crude.yaml", **val)
+        with get_loader(named.build()) as loader:
+            first = next(iter(loader))
+        assert first["__subflavors__"] == {"k": 1} and {name for name in first if name[0] != "_"} == names
     with pytest.warns(DeprecationWarning, match="sample_type: TextSample"):
         typed = TextWebdataset(path, split_part="val", worker_config=ALONE, **FIELDS)
     part = DatasetSubset(absolute_range=(1, 3))
@@ -187,6 +195,9 @@ def test_metadatasets_are_looked_into(leaf_of: Callable[..., Path], tmp_path: Pa
         load_dataset(a).get_dataset(training=True, worker_config=ALONE)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="not a metadataset"):
         traverse_metadataset(a, split_part="train")
+    write_metadataset(tmp_path / "wrong.yaml", train={"path": "in.yaml"}, val={"pth": "in.yaml"})
+    with pytest.raises(ConfigError, match="pth"):
+        prepare_metadataset(tmp_path / "wrong.yaml")
     (tmp_path / "empty.yaml").write_text(json.dumps(HEAD))
     with pytest.raises(ConfigError, match="splits"):
         prepare_metadataset(tmp_path / "empty.yaml")
