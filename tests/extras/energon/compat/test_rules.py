@@ -6,10 +6,14 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import itertools
 import json
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+import megatron.energon.errors as their_errors
 import megatron.energon.typed_converter as their_parser
 import msgpack
 import numpy as np
@@ -19,15 +23,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from megatron.energon import SampleDecoder as EnergonDecoder
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
+from megatron.energon.sample_utils import default_get_batch_keys as their_batch_keys
 from megatron.energon.sample_utils import format_sample_detailed as their_text
 from PIL import Image
 
 from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.energon.compat import hooks
 from energon_lite.extras.energon.compat.documents import JsonParser, to_json_object
-from energon_lite.extras.energon.compat.hooks import format_sample_detailed
+from energon_lite.extras.energon.compat.hooks import format_sample_compact, format_sample_detailed
+from energon_lite.extras.energon.compat.loaders import SystemRng, WorkerRng
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.samples.decoding import IMAGE_FORMS, SampleDecoder
 from energon_lite.storage.tar_scan import split_member_name
+from tests.testing import ALONE
 
 
 def image(mode: str, kind: str) -> bytes:
@@ -134,6 +142,26 @@ class Pair:
 )
 def test_equal_text(sample, indent):
     assert format_sample_detailed(sample, indent) == their_text(sample, indent)
+
+
+def test_in_one_line() -> None:
+    for sample, text in (
+        (["abcd", "abcde", 1], "['abcd', 'abcd...']"),
+        ((b"abcde", None), "(b'abcd...', None)"),
+        ({"a": {"b": {"c": 1}}, 2: [[[]]], "more": 3}, "{a: {b: {...}}, 2: [[...]]}"),
+        ((Pair(1, {}), Size(2)), "(Pair(n=1, nested={...}), Size(width=2, height=7))"),
+        ([torch.zeros(2, 3), {}], "[Tensor(shape=(2, 3), dtype=torch.float32), {}]"),
+        ((10**79, 10**80), f"({10**79}, 1000...)"),
+        ([Pair, SimpleNamespace(shape=1)], f"[{Pair!r}, namespace(shape=1)]"),
+    ):
+        assert format_sample_compact(sample, depth=2, max_items=2, max_str_len=4) == text
+
+
+def test_keys_of_a_batch() -> None:
+    for name, keys in itertools.product(("__key__", "__keys__", "keys", "other"), (["a", "b"], ["a", 1])):
+        for batch in ({name: keys}, SimpleNamespace(**{name: keys}), [{name: keys}, {}]):
+            assert hooks.default_get_batch_keys(batch) == their_batch_keys(batch)
+        assert hooks.default_get_batch_keys([]) is hooks.default_get_batch_keys({name: 5}) is None
 
 
 # -- plain data as typed objects, checked -----------------------------------------------------------------------------
@@ -245,3 +273,58 @@ def test_back_to_plain_data() -> None:
 
 def weight_of(leaf: Leaf) -> float:
     return leaf.weight
+
+
+# -- helper functions for errors and random numbers -------------------------------------------------------------------
+
+
+def failing(errors: Any, events: list[Any], tolerance: int) -> list[Any]:
+    """What an error context makes of errors; None stands for success."""
+    found: list[Any] = []
+    context = errors.ErrorContext("step", lambda *given: found.append(given), tolerance)
+    for event in events:
+        try:
+            with context.handle_errors({"n": 1}):
+                if event is not None:
+                    raise event
+        except errors.FatalSampleError:
+            found.append("fatal")
+            context.reset()
+    return found
+
+
+def test_errors() -> None:
+    for end in (None, NameError("n"), ValueError("x")):
+        events = [ValueError("x"), ValueError("y"), end, KeyError("z"), ValueError("a"), end, ValueError("b")]
+        for tolerance in (0, 1, 3):
+            assert failing(hooks, events, tolerance) == failing(their_errors, events, tolerance)
+    with pytest.raises(ValueError), hooks.ErrorContext("step", None).handle_errors(1):
+        raise ValueError
+    seen: list[Any] = []
+    hooks.legacy_handler(lambda error, sample: seen.append(sample))(ValueError(), 2, None)
+    hooks.legacy_handler(lambda error, sample, sources: seen.append(sources))(ValueError(), 2, 3)
+    with hooks.handle_restore_errors(lambda *given: seen.append(given[1:]), {"__sources__": (4,)}):
+        raise ValueError
+    with pytest.raises(MemoryError), hooks.handle_restore_errors(lambda *given: None, 1):
+        raise MemoryError
+    assert seen == [2, 3, ({"__sources__": (4,)}, [4])] and hooks.get_source_info([{}, {}]) is None
+
+
+def test_random_numbers() -> None:
+    one, other = WorkerRng(ALONE), WorkerRng(ALONE)
+    state, entries = one.save_state(), list(range(9))
+    drawn = [one.choice(entries) for _ in range(99)]
+    assert drawn == [other.randbelow(9) for _ in range(99)] and {*drawn} == {*entries}
+    assert one.choice(entries, torch.tensor([0.0] * 8 + [2.0])) == 8
+    mixed = one.shuffle(entries)
+    assert mixed != entries and sorted(mixed) == entries
+    assert one.rand_pop(mixed) not in mixed
+    one.restore_state(state)
+    assert [one.randbelow(9) for _ in range(99)] == drawn
+    SystemRng.seed_args(1, "a")
+    saved = SystemRng.save_state()
+    draws = [torch.rand(()), np.random.rand(), random.random()]
+    SystemRng.seed(SystemRng.get_seed_from_args(1, "a"))
+    assert draws == [torch.rand(()), np.random.rand(), random.random()]
+    SystemRng.restore_state(saved)
+    assert draws == [torch.rand(()), np.random.rand(), random.random()]
