@@ -278,11 +278,10 @@ def weight_of(leaf: Leaf) -> float:
 # -- helper functions for errors and random numbers -------------------------------------------------------------------
 
 
-def failing(errors: Any, events: list[Any], tolerance: int) -> list[Any]:
-    """What an error context makes of errors; None stands for success."""
+def handled(errors: Any, tolerance: int) -> list[Any]:
     found: list[Any] = []
-    context = errors.ErrorContext("step", lambda *given: found.append(given), tolerance)
-    for event in events:
+    context = errors.ErrorContext("step", lambda *given: found.append(given[1:]), tolerance)
+    for event in (ValueError(), ValueError(), None, KeyError(), NameError(), ValueError(), ValueError()):
         try:
             with context.handle_errors({"n": 1}):
                 if event is not None:
@@ -294,33 +293,27 @@ def failing(errors: Any, events: list[Any], tolerance: int) -> list[Any]:
 
 
 def test_errors() -> None:
-    for end in (None, NameError("n"), ValueError("x")):
-        events = [ValueError("x"), ValueError("y"), end, KeyError("z"), ValueError("a"), end, ValueError("b")]
-        for tolerance in (0, 1, 3):
-            assert failing(hooks, events, tolerance) == failing(their_errors, events, tolerance)
+    for tolerance in (0, 1, 2):
+        assert handled(hooks, tolerance) == handled(their_errors, tolerance)
     with pytest.raises(ValueError), hooks.ErrorContext("step", None).handle_errors(1):
         raise ValueError
     seen: list[Any] = []
     hooks.legacy_handler(lambda error, sample: seen.append(sample))(ValueError(), 2, None)
     hooks.legacy_handler(lambda error, sample, sources: seen.append(sources))(ValueError(), 2, 3)
-    with hooks.handle_restore_errors(lambda *given: seen.append(given[1:]), {"__sources__": (4,)}):
+    with hooks.handle_restore_errors(lambda *given: seen.append(given[2]), {"__sources__": (4,)}):
         raise ValueError
-    with pytest.raises(MemoryError), hooks.handle_restore_errors(lambda *given: None, 1):
-        raise MemoryError
-    assert seen == [2, 3, ({"__sources__": (4,)}, [4])] and hooks.get_source_info([{}, {}]) is None
+    assert seen == [2, 3, [4]]
 
 
 def test_random_numbers() -> None:
     one, other = WorkerRng(ALONE), WorkerRng(ALONE)
     state, entries = one.save_state(), list(range(9))
-    drawn = [one.choice(entries) for _ in range(99)]
-    assert drawn == [other.randbelow(9) for _ in range(99)] and {*drawn} == {*entries}
+    assert [one.choice(entries) for _ in range(9)] == [other.randbelow(9) for _ in range(9)]
     assert one.choice(entries, torch.tensor([0.0] * 8 + [2.0])) == 8
     mixed = one.shuffle(entries)
-    assert mixed != entries and sorted(mixed) == entries
-    assert one.rand_pop(mixed) not in mixed
+    assert mixed != entries == sorted(mixed) and one.rand_pop(mixed) not in mixed
     one.restore_state(state)
-    assert [one.randbelow(9) for _ in range(99)] == drawn
+    assert {one.randbelow(9) for _ in range(99)} == {*entries} and state == WorkerRng(ALONE).save_state()
     SystemRng.seed_args(1, "a")
     saved = SystemRng.save_state()
     draws = [torch.rand(()), np.random.rand(), random.random()]

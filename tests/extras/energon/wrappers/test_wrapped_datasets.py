@@ -133,13 +133,10 @@ def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
         ),
         (lambda: everything(grouped(val(b))), "single samples|of batches"),
         (lambda: RepeatDataset(val(a), repeats=0), "repeats is 0"),
-        (lambda: RepeatDataset(val(a), restart=False), "a second loop would yield nothing"),
         (lambda: LimitDataset(val(a), 0), r"length=0"),
         (lambda: EpochizeDataset(val(a), 0), r"length=0"),
         (lambda: ShuffleBufferDataset(val(a), 0), r"size=0"),
         (lambda: BlendDataset((val(a), 0)), "weight of a BlendDataset is 0"),
-        (lambda: BlendDataset((val(a), float("inf"))), "weight of a BlendDataset is inf"),
-        (lambda: ConcatDataset(), "ConcatDataset of no data set"),
         (lambda: ConcatDataset(val(a), val(b)).dataset, "has 2 data sets"),
         (lambda: MapDataset([1], sorted), "MapDataset of a int"),
     ):
@@ -158,13 +155,10 @@ def test_a_limit_inside_belongs_to_its_ranks(a: Path) -> None:
 
 
 def test_ranks_that_have_nothing_left(b: Path) -> None:
-    class Numbers(Names):
-        def encode_sample(self, sample: Any) -> torch.Tensor:
-            return torch.tensor([int(sample.text[2:])])
-
     config = WorkerConfig(rank=1, world_size=2)
-    singles = FilterDataset(val(b, None, config, task_encoder=Numbers()), filter_fn=lambda item: item[0] > 0)
-    batch, empty = everything(BatchDataset(singles, 2, torch.stack))
+    singles = FilterDataset(val(b, None, config), filter_fn=lambda text: text != "b-0")
+    numbers = BatchDataset(singles, 2, lambda texts: torch.tensor([[int(text[2:])] for text in texts]))
+    batch, empty = everything(numbers)
     assert batch.tolist() == [[2], [3]] and empty.shape == (0, 1)
     assert len(RepeatDataset(val(b, config=config, batch_drop_last=True), repeats=2)) == 2
 
