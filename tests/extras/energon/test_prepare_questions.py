@@ -84,7 +84,7 @@ class TestQuestions:
         assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
 
     def test_what_is_shown(self, tmp_path: Path) -> None:
-        about = {"60": "t" * 60, "61": "t" * 61, "three": [1, 2, 3], "four": [1, 2, 3, 4]}
+        about = {"60": "t" * 60, "61": "t" * 61, "three": [1, 2, 3], "four": [1, 2, 3, 4], **dict.fromkeys("abcd", 0.5)}
         short = about | {"61": "t" * 60 + "...", "four": [1, 2, 3, "..."]}
         many = {str(number): number for number in range(9)}
         previews = {"a.PNG": "", "json": f"  {json.dumps(short)}", "cls": "  7", "x.json": "", "txt": "  '...'"}

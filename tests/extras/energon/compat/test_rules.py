@@ -309,7 +309,7 @@ def test_random_numbers() -> None:
     one, other = WorkerRng(ALONE), WorkerRng(ALONE)
     state, entries = one.save_state(), list(range(9))
     assert [one.choice(entries) for _ in range(9)] == [other.randbelow(9) for _ in range(9)]
-    assert one.choice(entries, torch.tensor([0.0] * 8 + [2.0])) == 8
+    assert [one.choice(entries, torch.eye(9)[place]) for place in (8, 3)] == [8, 3]
     mixed = one.shuffle(entries)
     assert mixed != entries == sorted(mixed) and one.rand_pop(mixed) not in mixed
     one.restore_state(state)
