@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -74,7 +75,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
     suffix = suffix or suffix_of(states[0])
     names = _numbered_names(states, world, suffix)
     there = os.listdir(output)
-    _check_replaceable(output, there, {*names, *_numbered_names(states, max(len(there), 1), suffix)}, states, whole)
+    _check_replaceable(output, there, {*names, *_numbered_names(states, len(there), suffix)}, states, whole)
     for name, state in zip(names, own, strict=True):
         write_state_file(os.path.join(output, name), state)
     for name in set(there) - set(names):
@@ -109,8 +110,7 @@ def _moment(state: State) -> tuple[Any, ...]:
 def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[str]:
     """File names for ranks: the names of the states, with the rank in place of the number in which they differ."""
     parts = [re.split(r"(\d+)", os.path.splitext(os.path.basename(state.rstrip("/")))[0]) for state in states]
-    same = len(parts) > 1 and len({len(words) for words in parts}) == 1
-    places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1] if same else []
+    places = [place for place, texts in enumerate(zip_longest(*parts)) if len(set(texts)) > 1]
     if len(places) != 1 or places[0] % 2 == 0:
         width = len(str(world - 1))
         return [f"loader_rank{rank:0{width}}{suffix}" for rank in range(world)]

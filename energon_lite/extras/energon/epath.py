@@ -105,7 +105,7 @@ class EPath(os.PathLike[str]):
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
         text = os.fspath(other)
-        if isinstance(other, EPath) or text.startswith("/") or "://" in text:
+        if text.startswith("/") or "://" in text:
             return EPath(other)
         return self._at(posixpath.normpath(posixpath.join(self._inside, text)))
 
@@ -185,8 +185,7 @@ class EPath(os.PathLike[str]):
             if "r" not in mode:
                 self.parent.mkdir(parents=True)
             return self.local_path().open(mode)
-        more = {} if block_size is None else {"block_size": block_size}
-        return self._fs.open(self._key, mode, **more)
+        return self._fs.open(self._key, mode, block_size=block_size)
 
     def read_text(self) -> str:
         """Read the whole file as text."""
@@ -219,7 +218,7 @@ class EPath(os.PathLike[str]):
                 file.copy(target / file.relative_to(self))
             return
         with self.open("rb") as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
+            shutil.copyfileobj(source, sink)
 
     def move(self, target: EPath) -> None:
         """Copy the file, and remove the original."""
@@ -252,8 +251,7 @@ class EPath(os.PathLike[str]):
 
     def _of_key(self, key: str) -> EPath:
         """The path of a key of the store."""
-        inside = posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
-        return self if inside == "." else self / inside
+        return self / posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
 
     def _at(self, inside: str) -> EPath:
         made = EPath(self)

@@ -42,7 +42,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 """
 #: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are not samples.
 _TRAILER = 1 << 20
-#: Duplicate keys that are named; further ones are only counted.
+#: Most duplicate keys that are named; further ones are only counted.
 _NAMED = 1000
 
 

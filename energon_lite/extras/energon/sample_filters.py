@@ -34,9 +34,9 @@ Values = Mapping[str, NDArray[Any]]
 _Computed = Callable[[Values], Any]
 
 _INDEX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
-#: Characters of a filter, at most.
+#: Most characters of a filter.
 _LONGEST = 1000
-#: Numbers in a filter are smaller than this.
+#: Upper bound of the numbers in a filter, exclusive.
 _LARGEST = 1 << 62
 _FIX = "write a comparison of columns, such as tokens <= 4096, or the name of a filter index"
 
@@ -348,15 +348,12 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
             "of columns (tokens <= 4096)",
         )
     counts = _counts(json_path)
-    kept = np.fromfile(index_path, dtype="<u8")
-    bounds = index.shards[:, 3].astype(np.int64)
-    names = index.shard_names
-    wanted = [0, *accumulate(counts.get(shard, 0) for shard in names)]
-    good = counts.keys() <= set(names) and len(kept) == wanted[-1] == sum(counts.values())
-    if good and len(kept):
-        good = bool(kept[-1] < len(index)) and bool((kept[1:] > kept[:-1]).all())
-    numbers = kept.astype(np.int64) if good else np.zeros(0, dtype=np.int64)
-    if not good or np.searchsorted(numbers, bounds).tolist() != wanted:
+    numbers = np.fromfile(index_path, dtype="<i8")
+    wanted = [0, *accumulate(counts.get(shard, 0) for shard in index.shard_names)]
+    ascends = bool((numbers[1:] > numbers[:-1]).all())
+    good = counts.keys() <= set(index.shard_names) and len(numbers) == wanted[-1] and ascends
+    # The bounds of the shards begin with 0 and end with the number of samples.
+    if not good or np.searchsorted(numbers, index.shards[:, 3].astype(np.int64)).tolist() != wanted:
         raise DataIndexError(
             f"the filter index {name!r} is damaged, or was made for another state of the data set",
             where=index_path,

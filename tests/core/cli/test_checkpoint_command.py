@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.extras.energon.commands import _numbered_names
 from energon_lite.loading.saved_states import merged, redistributed
 from tests.conftest import blend_yaml
 from tests.testing import invoke, output_of, refusal_of, take
@@ -105,8 +106,10 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     assert sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
     done("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
     assert sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
-    assert not invoke("checkpoint", "redist", *paths, tmp_path / "asked", answers="2\n").exit_code
-    assert sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
+    asked = invoke("checkpoint", "redist", *paths, tmp_path / "asked", answers="0\n1\n")
+    assert not asked.exit_code and "The state was saved on 6 ranks." in asked.output
+    assert os.listdir(tmp_path / "asked") == ["rank0.pt"]
+    assert "there are no states" in refused("redist", tmp_path / "asked", "--ranks", 2)
     done("redist", tmp_path / "six", "--ranks", 3, "-o", tmp_path / "three", "--suffix", ".json")
 
     whole = merged([torch.load(path) for path in paths])
@@ -129,6 +132,12 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert "the folder is not empty" in refused("redist", *paths, folder, "--ranks", 3)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_names_of_redistributed_states() -> None:
+    assert _numbered_names(("a/s_7_r08.pt", "b/s_7_r09.pt/"), 2, ".x") == ["s_7_r00.x", "s_7_r01.x"]
+    for states in (("r1.pt", "r1x2.pt"), ("r1s1", "r2s2"), ("a1", "b1"), ("a1",)):
+        assert _numbered_names(states, 11, ".x")[9:] == ["loader_rank09.x", "loader_rank10.x"]
 
 
 def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_files(kind: str, tmp_path: Path) -> None:
     assert not one.is_dir() and root.is_dir() and not (root / "absent").exists()
     assert [path.relative_to(root) for path in root.walk()] == ["a/one.txt", "b.bin"]
     assert [str(path) for path in root.glob("**/*.txt")] == [str(one)]
+    assert [*root.glob("*")] == [root / "b.bin"] == [*(root / "b.bin").walk()]
     one.copy(root / "c" / "two.txt")
     (root / "b.bin").move(root / "c" / "b.bin")
     assert sorted(path.name for path in (root / "c").walk()) == ["b.bin", "two.txt"]
@@ -43,6 +44,7 @@ def test_names() -> None:
     assert path / "/abs" == EPath("/abs") and path.parent / "s3://other/x" == EPath("s3://other/x")
     assert pickle.loads(pickle.dumps(path)) == path and len({path, EPath(path)}) == 1
     assert path.parent < path and not path < path
+    assert EPath("s3://a") / EPath("s3://b/c") == "s3://b/c" and EPath("rel") / "../a" == EPath("a")
     assert (path.is_local(), path.profile, EPath("/a").profile) == (False, "s3", "default")
     assert os.fspath(EPath("rel")) == os.path.abspath("rel") and EPath("file:///a/b").local_path() == Path("/a/b")
     assert repr(EPath("/a")) == "EPath('/a')" and str(EPath("/a").internal_path) == "/a"

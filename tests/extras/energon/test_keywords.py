@@ -49,7 +49,10 @@ def _call(path: Path, function: Callable[..., Any] = get_train_dataset, **kwargs
 
 #: Flat, and in groups.
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "reading": ({"batch_size": 2, **vars(READING)}, {"batch_size": 2, "reading": READING}),
+    "reading": (
+        {"batch_size": 2, **vars(READING), "length_field": None, "max_images": None},
+        {"batch_size": 2, "reading": READING},
+    ),
     "chunks": (
         {"batch_size": 2, "task_encoder": Yields(), "chunk_size": 4, "chunk_remainder": "keep", "lanes": 3},
         {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, remainder="keep", lanes=3)},

@@ -12,6 +12,7 @@ from energon_lite.extras.energon.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.read.webdataset import RawSample
 from tests.prepare_by_command import FIELDS, document, run, written
+from tests.testing import write_tar
 
 CAPTIONS = "y CaptioningSample y png"
 OWN = ["  0. CaptioningSample (image, caption)", "caption (str, required) [json[text]]"]
@@ -66,19 +67,49 @@ class TestQuestions:
         # Again: the file that is there is replaced only if that is wanted, and even then not lost.
         loader.write_text("mine")
         assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\nn\n")[0] == 0 and loader.read_text() == "mine"
-        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")[0] == 0 and "TODO" in loader.read_text()
+        code, output = run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")
+        assert code == 0 and "TODO" in loader.read_text() and "The old one is now sample_loader.py.bak." in output
         assert loader.with_name("sample_loader.py.bak").read_text() == "mine"
 
     def test_prepared_already(self, data: Path) -> None:
         run(data, "--non-interactive", "--split-ratio", "1,0,0")
         code, output = run(data, answers="n\n")
         assert code == 0 and "Nothing was changed" in output
+        assert f"{data} has already been prepared; its splits will be replaced." in output
         code, _ = run(data, answers="y\n0,1,0\nn\n")
         assert code == 0 and document(data, "split.yaml")["split_parts"]["train"] == []  # type: ignore[index]
 
     def test_no_dataset_yaml(self, data: Path) -> None:
         code, output = run(data, answers="1,0,0\nn\n")
         assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
+
+    def test_what_is_shown(self, tmp_path: Path) -> None:
+        about = {"60": "t" * 60, "61": "t" * 61, "three": [1, 2, 3], "four": [1, 2, 3, 4], **dict.fromkeys("abcd", 0.5)}
+        short = about | {"61": "t" * 60 + "...", "four": [1, 2, 3, "..."]}
+        many = {str(number): number for number in range(9)}
+        previews = {"a.PNG": "", "json": f"  {json.dumps(short)}", "cls": "  7", "x.json": "", "txt": "  '...'"}
+        previews |= {"jsn": "  " + json.dumps({**many, "8": 8}).replace('"8": 8', '"...": "..."')}
+        parts = {"json": json.dumps(about), "cls": "7", "x.json": "{", "txt": "...", "jsn": json.dumps(many)}
+        stored = {name: parts.get(name, "?").encode() for name in [*previews, "p.jpg", "bin", "b", "c"]}
+        write_tar(tmp_path / "s.tar", [(str(number), stored) for number in range(3)])
+        code, output = run(tmp_path, answers="1,0,0\n\n14\nCaptioningSample\n\n\n\n")
+        shown = [f"  {name:<8} {len(data):>8} B{previews.get(name, '')}" for name, data in stored.items()]
+        for number in (0, 1):
+            assert output.partition(f"Sample {number}, key '{number}':\n")[2].split("\n")[:10] == shown
+        assert code == 0 and "Sample 2" not in output
+        assert " 11. CrudeWebdataset (a dict of all parts)\n  12. ChatSample (messages, [images], [videos], " in output
+        assert " image (torch.Tensor, required) [a.PNG,p.jpg]: \n  caption (str, required) [txt]: \n" in output
+        assert "sample type '14' is unknown (use one of" in output
+        assert "Parts: a.PNG, json, cls, x.json, txt, jsn, p.jpg, bin, b, c\n  json[text][0] takes" in output
+
+    def test_guessed_sample_types(self, tmp_path: Path) -> None:
+        crude = ["txt cls", "bin", "jpg bin", "text a b c d e f g h i j"]
+        guesses = {"JPG txt": "CaptioningSample", "jpg cls": "ImageClassificationSample", "txt": "TextSample"}
+        for parts, guess in (guesses | dict.fromkeys(crude, "CrudeWebdataset")).items():
+            write_tar(tmp_path / parts / "s.tar", [("0", dict.fromkeys(parts.split(), b"1"))])
+            _, output = run(tmp_path / parts, answers="1,0,0\n\nTextSample\n")
+            assert f"Sample type (number or name) [{guess}]: " in output
+            assert ("With 11 names of parts, a field map is not asked for" in output) == (parts == crude[-1])
 
     def test_when_nobody_answers(self, data: Path) -> None:
         code, output = run(data, answers="8,1,1\n")

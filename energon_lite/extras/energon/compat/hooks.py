@@ -102,8 +102,6 @@ class ErrorContext:
             yield
         except SkipSample:
             return
-        except GeneratorExit:
-            raise
         except SYSTEM_EXCEPTIONS as error:
             raise FatalSampleError.from_sample(sample, f"{self.name}: {error}") from error
         except Exception as error:
@@ -157,7 +155,7 @@ def handle_restore_errors(error_handler: Callable[..., None], sample: Any) -> It
     """Surround the restoration of a sample: the handler decides about errors."""
     try:
         yield
-    except (SkipSample, GeneratorExit, *SYSTEM_EXCEPTIONS):
+    except (SkipSample, *SYSTEM_EXCEPTIONS):
         raise
     except Exception as error:
         error_handler(error, sample, get_source_info(sample))

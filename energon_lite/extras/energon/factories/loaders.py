@@ -348,8 +348,7 @@ def factory_of_config(config: DatasetConfig, spec: LeafSpec, common: dict[str, A
         made.subflavors = {**(made.subflavors or {}), **labels}
         return made
     if config.kind == "crude":
-        parts = {} if config.part_filter is None else {"part_filter": config.part_filter}
-        return CrudeWebdataset(spec.path, subflavors=labels, **parts, **common)
+        return CrudeWebdataset(spec.path, subflavors=labels, part_filter=config.part_filter, **common)
     kind = SAMPLE_TYPES[config.sample_type] if isinstance(config.sample_type, str) else config.sample_type
     return StandardWebdatasetFactory(
         spec.path,

@@ -78,7 +78,7 @@ class WebdatasetPreparator:
             return set(index_again(folder, PrepareOptions(workers=workers, sqlite=False)).parts)
         shards = [shard for path in paths for shard in expand_braces(path)]
         others = set(find_shards(folder)) - set(shards)
-        exclude = f"^(?:{'|'.join(map(re.escape, sorted(others)))})$" if others else None
+        exclude = f"^(?:{'|'.join(map(re.escape, sorted(others)))})$"
 
         def choose(scan: DatasetScan) -> Choice:
             there = set(scan.shard_names)
@@ -302,7 +302,7 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
         path: str | os.PathLike[str],
         *,
         subflavors: Mapping[str, Any] | None = None,
-        part_filter: str | Sequence[str] | Callable[[str], bool] = lambda _: True,
+        part_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
         **kwargs: Any,
     ):
         if "sample_loader" in kwargs:

@@ -24,7 +24,7 @@ from energon_lite.worker_config import WorkerConfig
 
 #: Tag that separates the hashes of this purpose from those of others.
 _WRAPPED = HashDomain.WRAPPED.value
-#: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.
+#: Most inner data sets whose settings are in the state in clear text; of more, their fingerprints are.
 _IN_CLEAR = 2
 
 

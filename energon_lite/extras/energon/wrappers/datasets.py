@@ -32,7 +32,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
-#: Length limit of an endless stream whose passes start again from its first item, in items.
+#: Upper bound of an endless stream whose passes start again from its first item, in items.
 _FOREVER = 1 << 40
 
 

@@ -252,7 +252,7 @@ class ItemsRunner(JobRunner):
     def _item(self, number: int, part: Job, job: Job) -> Result:
         """Make an item of a branch and apply its functions; in training, replace an item that they lose."""
         branch = self.branches[number]
-        row = FailureStreak(0, {})
+        row = FailureStreak(branch.functions[0].tolerance if branch.functions else 0, {})
         attempt = 0
         lost = list[Any]()
         while True:
@@ -268,8 +268,6 @@ class ItemsRunner(JobRunner):
                 result.outcomes = lost + result.outcomes
                 return result
             lost += of_each(failure, part.addresses)
-            if attempt == 0:
-                row = FailureStreak(branch.functions[0].tolerance, {})
             if not branch.dataset.refills:
                 return replace(result, batch=None, outcomes=lost, tokens=0)
             attempt += 1

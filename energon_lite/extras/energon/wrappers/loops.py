@@ -19,7 +19,7 @@ from energon_lite.loading.iterators.state import State, damaged, is_count
 from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.loading.makers.report import Report
 
-#: Exclusive upper bound of the counts in a state; above it the state is damaged.
+#: Upper bound of the counts in a state, exclusive; above it the state is damaged.
 _MOST = 1 << 60
 
 

@@ -21,7 +21,7 @@ from tests.testing import write_tar
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[4]
 OURS = ("-m", "energon_lite.extras.energon")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "MSC_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "MSC_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
 
 OWN_LOADER = """
 def sample_loader(raw):
@@ -34,7 +34,8 @@ def part_filter(part):
 
 
 def run(arguments: Sequence[str | Path], *, cwd: Path = ROOT, code: int = 0) -> str:
-    done = run_program([*map(str, arguments)], env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300)
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+    done = run_program([*map(str, arguments)], env={**os.environ, **ENVIRONMENT}, cwd=cwd, **options)
     assert done.returncode == code, done.stderr[-3000:]
     return done.stdout if code == 0 else done.stderr
 

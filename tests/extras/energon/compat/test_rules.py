@@ -6,10 +6,14 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import itertools
 import json
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+import megatron.energon.errors as their_errors
 import megatron.energon.typed_converter as their_parser
 import msgpack
 import numpy as np
@@ -19,15 +23,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from megatron.energon import SampleDecoder as EnergonDecoder
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
+from megatron.energon.sample_utils import default_get_batch_keys as their_batch_keys
 from megatron.energon.sample_utils import format_sample_detailed as their_text
 from PIL import Image
 
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.energon.compat import hooks
 from energon_lite.extras.energon.compat.documents import JsonParser, to_json_object
-from energon_lite.extras.energon.compat.hooks import format_sample_detailed
+from energon_lite.extras.energon.compat.hooks import format_sample_compact, format_sample_detailed
+from energon_lite.extras.energon.compat.loaders import SystemRng, WorkerRng
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.samples.decoding import IMAGE_FORMS, SampleDecoder
 from energon_lite.storage.tar_scan import split_member_name
+from tests.testing import ALONE
 
 
 def image(mode: str, kind: str) -> bytes:
@@ -123,12 +131,37 @@ class Pair:
         {"t": torch.arange(20.0), "few": torch.tensor([0.0, 2.0]), "none": torch.zeros(0), "matrix": torch.ones(2, 2)},
         {"a": np.array([1, 2, 3]), "long": np.arange(9), "none": np.zeros(0), "words": np.array(["a"])},
         {"text": "x" * 2000, "list": list(range(30)), **{str(number): number for number in range(40)}},
+        {"texts": ["x" * 1000, "x" * 1001], "lists": [[*range(10)], [*range(11)]], "bytes": [b"x" * 197, b"x" * 198]},
+        {
+            "maps": [dict.fromkeys(map(str, range(size))) for size in (25, 26)],
+            "arrays": [np.arange(6), torch.arange(7)],
+        },
         "text",
         5,
     ],
 )
 def test_equal_text(sample, indent):
     assert format_sample_detailed(sample, indent) == their_text(sample, indent)
+
+
+def test_in_one_line() -> None:
+    for sample, text in (
+        (["abcd", "abcde", 1], "['abcd', 'abcd...']"),
+        ((b"abcde", None), "(b'abcd...', None)"),
+        ({"a": {"b": {"c": 1}}, 2: [[[]]], "more": 3}, "{a: {b: {...}}, 2: [[...]]}"),
+        ((Pair(1, {}), Size(2)), "(Pair(n=1, nested={...}), Size(width=2, height=7))"),
+        ([torch.zeros(2, 3), {}], "[Tensor(shape=(2, 3), dtype=torch.float32), {}]"),
+        ((10**79, 10**80), f"({10**79}, 1000...)"),
+        ([Pair, SimpleNamespace(shape=1)], f"[{Pair!r}, namespace(shape=1)]"),
+    ):
+        assert format_sample_compact(sample, depth=2, max_items=2, max_str_len=4) == text
+
+
+def test_keys_of_a_batch() -> None:
+    for name, keys in itertools.product(("__key__", "__keys__", "keys", "other"), (["a", "b"], ["a", 1])):
+        for batch in ({name: keys}, SimpleNamespace(**{name: keys}), [{name: keys}, {}]):
+            assert hooks.default_get_batch_keys(batch) == their_batch_keys(batch)
+        assert hooks.default_get_batch_keys([]) is hooks.default_get_batch_keys({name: 5}) is None
 
 
 # -- plain data as typed objects, checked -----------------------------------------------------------------------------
@@ -224,8 +257,9 @@ def test_a_call() -> None:
 
 
 def test_back_to_plain_data() -> None:
-    assert to_json_object({"a": {1}, "b": Leaf("x"), "c": Size(1)}) == {
+    assert to_json_object({"a": {1}, "b": Leaf("x"), "c": Size(1), "d": (1, None)}) == {
         "a": [1],
+        "d": [1, None],
         "b": {"name": "x", "weight": 1.0, "size": None, "tags": []},
         "c": {"width": 1, "height": 7},
     }
@@ -233,7 +267,57 @@ def test_back_to_plain_data() -> None:
         {"__module__": __name__, "__class__": "Leaf"},
         {"__module__": __name__, "__function__": "weight_of"},
     ]
+    with pytest.raises(UsageError, match="a object is not plain data"):
+        to_json_object(object())
 
 
 def weight_of(leaf: Leaf) -> float:
     return leaf.weight
+
+
+# -- helper functions for errors and random numbers -------------------------------------------------------------------
+
+
+def handled(errors: Any, tolerance: int) -> list[Any]:
+    found: list[Any] = []
+    context = errors.ErrorContext("step", lambda *given: found.append(given[1:]), tolerance)
+    for event in (ValueError(), ValueError(), None, KeyError(), NameError(), ValueError(), ValueError()):
+        try:
+            with context.handle_errors({"n": 1}):
+                if event is not None:
+                    raise event
+        except errors.FatalSampleError:
+            found.append("fatal")
+            context.reset()
+    return found
+
+
+def test_errors() -> None:
+    for tolerance in (0, 1, 2):
+        assert handled(hooks, tolerance) == handled(their_errors, tolerance)
+    with pytest.raises(ValueError), hooks.ErrorContext("step", None).handle_errors(1):
+        raise ValueError
+    seen: list[Any] = []
+    hooks.legacy_handler(lambda error, sample: seen.append(sample))(ValueError(), 2, None)
+    hooks.legacy_handler(lambda error, sample, sources: seen.append(sources))(ValueError(), 2, 3)
+    with hooks.handle_restore_errors(lambda *given: seen.append(given[2]), {"__sources__": (4,)}):
+        raise ValueError
+    assert seen == [2, 3, [4]]
+
+
+def test_random_numbers() -> None:
+    one, other = WorkerRng(ALONE), WorkerRng(ALONE)
+    state, entries = one.save_state(), list(range(9))
+    assert [one.choice(entries) for _ in range(9)] == [other.randbelow(9) for _ in range(9)]
+    assert [one.choice(entries, torch.eye(9)[place]) for place in (8, 3)] == [8, 3]
+    mixed = one.shuffle(entries)
+    assert mixed != entries == sorted(mixed) and one.rand_pop(mixed) not in mixed
+    one.restore_state(state)
+    assert {one.randbelow(9) for _ in range(99)} == {*entries} and state == WorkerRng(ALONE).save_state()
+    SystemRng.seed_args(1, "a")
+    saved = SystemRng.save_state()
+    draws = [torch.rand(()), np.random.rand(), random.random()]
+    SystemRng.seed(SystemRng.get_seed_from_args(1, "a"))
+    assert draws == [torch.rand(()), np.random.rand(), random.random()]
+    SystemRng.restore_state(saved)
+    assert draws == [torch.rand(()), np.random.rand(), random.random()]

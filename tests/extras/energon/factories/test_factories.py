@@ -121,6 +121,8 @@ def test_it_can_be_built_by_hand(shouting: Path) -> None:
     factory = ShoutWebdataset(shouting, split_part="val", worker_config=ALONE, **FIELDS)
     assert len(factory) == 6 and texts(factory.build())[0] == "TEXT 0!" and str(factory.paths[0]) == str(shouting)
     trained = ShoutWebdataset(shouting, split_part="train", worker_config=ALONE, training=True, **FIELDS)
+    every = get_train_dataset(shouting, worker_config=ALONE, batch_size=None, trust_code=True)
+    assert trained.build().leaves[0].key == every.leaves[0].key  # the same order
     with get_loader(MapDataset(trained.build(), lambda sample: sample.text)) as loader:
         found = take(loader, 12)
     assert sorted(found[:6]) == sorted(found[6:]) == [f"TEXT {number}!" for number in range(6)]
@@ -138,6 +140,11 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     crude = CrudeWebdataset(path, split_part="val", worker_config=ALONE, part_filter=["txt"])
     with get_loader(crude.build()) as loader:
         assert [sample["txt"] for sample in loader] == [f"a-{number}" for number in range(5)]
+    for part_filter, has_text in ((["jpg"], False), (None, True)):
+        document = HEAD | {"__class__": "CrudeWebdataset", "part_filter": part_filter}
+        (path / ".nv-meta/crude.yaml").write_text(json.dumps(document))
+        named = get_dataset_from_config(path, dataset_config="crude.yaml", worker_config=ALONE)
+        assert ("txt" in next(iter(get_loader(named.build())))) == has_text
     with pytest.warns(DeprecationWarning, match="sample_type: TextSample"):
         typed = TextWebdataset(path, split_part="val", worker_config=ALONE, **FIELDS)
     part = DatasetSubset(absolute_range=(1, 3))
@@ -176,7 +183,14 @@ def test_metadatasets_are_looked_into(leaf_of: Callable[..., Path], tmp_path: Pa
     assert loaded.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
     shares = [(one.repetitions, one.weight, len(one.dataset)) for one in loaded.datasets]
     assert shares == [(2, None, 2), (0.5, None, 3)]
+    for times, epochs in ((3, 6), (-1, -1), (None, None)):
+        once = load_dataset({"splits": {"train": {"path": str(a), "shuffle_over_epochs_multiplier": 2}}})
+        (one,) = once.get_datasets(**of_train, shuffle_over_epochs_multiplier=times).datasets
+        assert (one.dataset.shuffle_over_epochs, one.weight) == (epochs, None)  # type: ignore[attr-defined]
     prepare_metadataset(tmp_path / "out.yaml")
+    write_metadataset(tmp_path / "out.yaml", val={"pth": "in.yaml"})
+    with pytest.raises(ConfigError, match="pth"):
+        prepare_metadataset(tmp_path / "out.yaml")
     with pytest.raises(UsageError, match="not a metadataset"):
         traverse_metadataset(a, split_part="train")
     (tmp_path / "empty.yaml").write_text(json.dumps(HEAD))

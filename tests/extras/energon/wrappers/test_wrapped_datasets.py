@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from energon_lite import (
     SkipSample,
@@ -22,8 +23,10 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from energon_lite.extras.energon import (
+    BatchDataset,
     BlendDataset,
     ConcatDataset,
+    EpochizeDataset,
     FilterDataset,
     GroupBatchDataset,
     IterMapDataset,
@@ -32,6 +35,7 @@ from energon_lite.extras.energon import (
     MixBatchDataset,
     PackingDataset,
     RepeatDataset,
+    ShuffleBufferDataset,
 )
 from tests.testing import ALONE, alone, take
 
@@ -128,6 +132,13 @@ def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
             "of a data set that counts single samples",
         ),
         (lambda: everything(grouped(val(b))), "single samples|of batches"),
+        (lambda: RepeatDataset(val(a), repeats=0), "repeats is 0"),
+        (lambda: LimitDataset(val(a), 0), r"length=0"),
+        (lambda: EpochizeDataset(val(a), 0), r"length=0"),
+        (lambda: ShuffleBufferDataset(val(a), 0), r"size=0"),
+        (lambda: BlendDataset((val(a), 0)), "weight of a BlendDataset is 0"),
+        (lambda: ConcatDataset(val(a), val(b)).dataset, "has 2 data sets"),
+        (lambda: MapDataset([1], sorted), "MapDataset of a int"),
     ):
         with pytest.raises(UsageError, match=words):
             make()
@@ -141,6 +152,15 @@ def test_a_limit_inside_belongs_to_its_ranks(a: Path) -> None:
     next(iter(loader))
     with pytest.raises(StateMismatchError, match="ranks: 2 in the state"):
         get_savable_loader(tree(ALONE)).restore_state_rank(loader.save_state_rank())
+
+
+def test_ranks_that_have_nothing_left(b: Path) -> None:
+    config = WorkerConfig(rank=1, world_size=2)
+    singles = FilterDataset(val(b, None, config), filter_fn=lambda text: text != "b-0")
+    numbers = BatchDataset(singles, 2, lambda texts: torch.tensor([[int(text[2:])] for text in texts]))
+    batch, empty = everything(numbers)
+    assert batch.tolist() == [[2], [3]] and empty.shape == (0, 1)
+    assert len(RepeatDataset(val(b, config=config, batch_drop_last=True), repeats=2)) == 2
 
 
 def test_samples_of_a_mixed_item(a: Path, b: Path) -> None:
@@ -157,6 +177,8 @@ def test_workers_that_start_afresh_get_a_copy_and_threads_are_refused(a: Path, b
     loader = get_loader(mixed(ALONE))
     expected = take(loader, 9)
     loader = get_loader(mixed(ALONE))
+    nested = get_loader(MapDataset(BatchDataset(val(b, None), 2, list), list))._runner
+    assert nested._runners[0]._runners[0].services is nested.services
     loader._runner = pickle.loads(pickle.dumps(loader._runner))  # what a spawned worker gets
     assert take(loader, 9) == expected
     with pytest.raises(UsageError, match="thread"):
