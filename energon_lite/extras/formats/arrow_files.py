@@ -235,11 +235,9 @@ class ArrowTable(_GroupTable):
         while at + 8 <= self.size:
             head = read_bytes(self.path, at, min(_HEAD, self.size - at))
             mark, length = struct.unpack_from("<Ii", head)
-            if mark != 0xFFFFFFFF:
-                if at == 0 or mark:
-                    raise damaged(self.path, f"there is no message at byte {at}")
-                break
-            if length == 0:
+            if mark != 0xFFFFFFFF and (mark or not at):
+                raise damaged(self.path, f"there is no message at byte {at}")
+            if not (mark and length):
                 break
             if length < 0 or at + 8 + length > self.size:
                 raise damaged(self.path, f"it ends in the message at byte {at}")

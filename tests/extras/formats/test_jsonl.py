@@ -52,8 +52,15 @@ def test_lines(chunk: None, tmp_path: Path, file: tuple[bytes, list[bytes]]) -> 
     scan = scan_jsonl(str(path))
     assert [content[offset : offset + size] for offset, size, _ in scan.parts.tolist()] == lines
     assert scan.all_keys() == [str(number) for number in range(len(lines))]
-    odd = sum(not (line.startswith(b"{") and line.endswith(b"}")) for line in lines)
-    assert [note.split()[0] for note in scan.notes] == [str(odd)] * bool(odd)
+    odd = [n for n, line in enumerate(content.split(b"\n"), 1) if line.strip() and not is_object(line.strip())]
+    assert [note.split() for note in scan.notes] == [
+        [str(len(odd)), f"line{'s' * (len(odd) > 1)}", *"without a JSON object, such as line".split(), str(line)]
+        for line in odd[:1]
+    ]
+
+
+def is_object(line: bytes) -> bool:
+    return line.startswith(b"{") and line.endswith(b"}")
 
 
 @given(files())

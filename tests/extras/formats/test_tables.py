@@ -25,7 +25,7 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
-from energon_lite.extras.formats import held_files, lance
+from energon_lite.extras.formats import arrow_files, held_files, lance
 from energon_lite.extras.formats.tables import find_files, open_source
 from tests.tables_by_hand import write_table
 from tests.testing import examples
@@ -171,10 +171,28 @@ def test_flipped_bytes_give_our_error_or_values(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, kind: str) -> None:
+def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     names = [f"column {number}" for number in range(500)]
-    write_table(tmp_path / f"a.{kind}", pa.table([pa.array([7])] * 500, names), 1)
-    assert open_source(str(tmp_path), "train").read(0) == dict.fromkeys(names, 7)
+    path = write_table(tmp_path / f"a.{kind}", pa.table([pa.array([7])] * 500, names), 1)
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    for tail in (1 << 16, footer + 8, footer + 7, footer, 12):
+        monkeypatch.setattr(arrow_files, "_PARQUET_TAIL", tail)
+        source = open_source(str(tmp_path), "train")
+        assert source.read(0) == dict.fromkeys(names, 7)
+        assert source.mean_bytes == sum(source.files[0].column_bytes.values()) > 500 * 8
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
+def test_batches_without_rows_and_with_less(tmp_path: Path, kind: str) -> None:
+    path, make = tmp_path / f"a.{kind}", pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+    with make(str(path), pa.schema({"a": pa.int64()})) as writer:
+        for rows in ([1, 2], [], [3]):
+            writer.write_batch(pa.record_batch({"a": pa.array(rows, pa.int64())}))
+    source = open_source(str(path), "train")
+    assert source.read_many([2, 0])["a"] == [3, 1] and [source.locate(row) for row in (1, 2)] == [(0, 0), (0, 2)]
+    path.write_bytes(path.read_bytes().replace((2).to_bytes(8, "little"), (-2).to_bytes(8, "little", signed=True)))
+    with pytest.raises(ShardFormatError, match="a message cannot be read"):
+        open_source(str(path), "train")
 
 
 @pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
@@ -185,7 +203,7 @@ def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None
     places = [at for at in range(0, len(data), 8) if data[at : at + 4] == mark and any(data[at + 4 : at + 8])]
     assert len(places) == 6  # the schema and five batches
     for at in places[1:]:
-        for end in (bytes(8), mark + bytes(4)):
+        for end in (bytes(8), bytes(4) + b"\1\0\0\0", mark + bytes(4)):
             path.write_bytes(data[:at] + end + data[at + 8 :])
             with pytest.raises(ShardFormatError, match=r"its messages end at byte|its footer knows 5 batches"):
                 open_source(str(path), "train")
@@ -252,9 +270,10 @@ def test_patterns_and_single_files(base: str) -> None:
     assert found(base, "**/*.parquet", "test") == [NAMES[3]]
     assert found(base, "train-0000[1-9]-*.parquet") == [NAMES[1]]
     assert found(base, NAMES[2]) == [NAMES[2]]
-    for path in ("*.arrow", "nothing/*.parquet"):
-        with pytest.raises(NotPreparedError, match="no files of this data set"):
+    for path in ("*.arrow", "nothing/*.parquet", "train-00000.of*.parquet", NAMES[0][:-1]):
+        with pytest.raises(NotPreparedError, match="no files of this data set") as error:
             found(base, path)
+        assert ("did you mean" in str(error.value.fix)) == (path == NAMES[0][:-1] and "://" not in base)
 
 
 def test_folders_of_splits(tmp_path: Path) -> None:
