@@ -290,8 +290,8 @@ class Mds(ShardWriter):
             return value
         value = as_value(name, value)
         try:
-            if encoding in ("bytes", "png", "jpeg") or isinstance(value, bytes):
-                if encoding in ("bytes", "png") and not isinstance(value, (str, int, float, dict, list)):
+            if encoding in ("bytes", "png", "jpeg"):
+                if encoding != "jpeg" and not isinstance(value, (str, int, float, dict, list)):
                     return as_file(name, value, self.where)[1]
             elif encoding == "ndarray":
                 if (data := ndarray_bytes(value)) is not None:

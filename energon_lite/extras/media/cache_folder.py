@@ -106,7 +106,7 @@ class CacheFolder:
             os.mkdir(self.parent, 0o700)
         if self._is_ours:
             status = os.lstat(self.parent)
-            if status.st_uid != self._user or not os.path.isdir(self.parent) or os.path.islink(self.parent):
+            if status.st_uid != self._user or os.path.islink(self.parent):
                 raise OSError(errno.EPERM, "it belongs to another user")
 
     def reserve(self, size: int, most_bytes: int, most_files: int) -> str | None:

@@ -90,13 +90,19 @@ def test_any_table_comes_back_in_any_order(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lists_of_numbers_are_arrays_of_their_own(tmp_path: Path, kind: str) -> None:
-    table = pa.table({"tokens": pa.array([[1, 2], [3], [], [4, 5, 6]], pa.list_(pa.uint16())), "n": [2, 1, 0, 3]})
+    kinds = {"tokens": pa.list_(pa.uint16()), "x": pa.large_list(pa.float32())}
+    lists = {name: pa.array([[1, 2], [3], [], [4, 5, 6]], kind) for name, kind in kinds.items()}
+    table = pa.table({**lists, "n": [2, 1, 0, 3], "pair": pa.array([[1, 2]] * 4, pa.list_(pa.float64(), 2))})
     source = open_source(str(write_table(tmp_path / f"a.{kind}", table)), "train")
     first = source.read(0)["tokens"]
     assert first.dtype == np.uint16 and first.tolist() == [1, 2]
     first += 7
-    assert source.read(0)["tokens"].tolist() == [1, 2]
-    assert source.column("n").tolist() == source.column("tokens").tolist() == [2, 1, 0, 3]
+    found = source.read_many([0, 2])
+    assert found["tokens"][0].tolist() == [1, 2] and found["x"][1].dtype == np.float32
+    assert found["pair"][0].dtype == np.float64 and source.column("pair").tolist() == [2] * 4
+    assert (
+        source.column("n").tolist() == source.column("tokens").tolist() == source.column("x").tolist() == [2, 1, 0, 3]
+    )
     with pytest.raises(DataIndexError, match="no column 'm'") as error:
         source.column("m")
     assert "n" in str(error.value.fix)
@@ -185,6 +191,9 @@ def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
 def test_batches_without_rows_and_with_less(tmp_path: Path, kind: str) -> None:
     path, make = tmp_path / f"a.{kind}", pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+    with make(str(path), pa.schema({"a": pa.int64()})):
+        pass
+    assert open_source(str(path), "train").column("a").tolist() == []
     with make(str(path), pa.schema({"a": pa.int64()})) as writer:
         for rows in ([1, 2], [], [3]):
             writer.write_batch(pa.record_batch({"a": pa.array(rows, pa.int64())}))
@@ -202,6 +211,10 @@ def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None
     data, mark = path.read_bytes(), b"\xff" * 4
     places = [at for at in range(0, len(data), 8) if data[at : at + 4] == mark and any(data[at + 4 : at + 8])]
     assert len(places) == 6  # the schema and five batches
+    for stop in (places[2] + 12, places[3] - 1):  # in the header, or in the body
+        path.write_bytes(data[:stop])
+        with pytest.raises(ShardFormatError, match=f"it ends in the message at byte {places[2]}"):
+            open_source(str(path), "train")
     for at in places[1:]:
         for end in (bytes(8), bytes(4) + b"\1\0\0\0", mark + bytes(4)):
             path.write_bytes(data[:at] + end + data[at + 8 :])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon_lite.extras.media.container import missing_bytes
 from energon_lite.storage import open_stream
 from tests.media_files import CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 from tests.testing import examples
@@ -174,6 +175,46 @@ def test_a_file_that_was_cut_off(kind: str) -> None:
         decode.allow_truncated = True
         assert decode.get_audio().audio_clips
     assert decoder(data).get_audio().audio_clips  # and the whole file is not taken for one
+
+
+def box(length: int, kind: bytes, more: bytes = b"") -> bytes:
+    return length.to_bytes(4, "big") + kind + more
+
+
+FILE, TAG = box(16, b"ftyp", bytes(8)), b"ID3\4\0\0" + bytes([0, 0, 1, 2]) + bytes(130)
+EBML = b"\x1aE\xdf\xa3\x82\0\0"
+FIRST = b"\xff\xfb" + bytes(34)
+
+
+@pytest.mark.parametrize(
+    ("data", "missing"),  # when the last three bytes are cut off
+    [
+        (FILE + box(12, b"mdat", b"text"), 3),
+        (FILE + box(1, b"mdat", (20).to_bytes(8, "big") + b"text"), 3),
+        (FILE + box(0, b"mdat", b"up to the end"), 0),
+        (FILE + box(7, b"mdat", b"no box"), 0),
+        (FILE + box(8, b"mdat"), 3),
+        (FILE, 3),
+        (b"RIFF" + (8).to_bytes(4, "little") + b"WAVEdata", 3),
+        *((b"RIFF" + number.to_bytes(4, "little") + b"WAVEdata", 0) for number in (0, 0xFFFFFFFF, 0x7FFFFFFF)),
+        (EBML + b"\x18S\x80g\x85films", 3),
+        (EBML + b"\x18S\x80g\x40\x05films", 3),
+        (EBML + b"\x18S\x80g\xfffilms", 0),
+        (EBML + b"\x18S\x80g\x01" + b"\xff" * 7 + b"films", 0),
+        (EBML + b"\x18S\x80X\x89other", 0),
+        *(
+            (tag + FIRST + name + box(3, bytes(4), box(56, b"1234")), 3)
+            for tag in (b"", TAG)
+            for name in (b"Xing", b"Info")
+        ),
+        (FIRST + b"Xing" + box(2, box(52, b"1234")), 3),
+        (FIRST + b"Xing" + box(1, box(99, b"1234")), 0),
+        (FIRST + b"none" + box(3, bytes(4), box(99, b"1234")), 0),
+        (b"something else", 0),
+    ],
+)
+def test_bytes_that_are_missing(data: bytes, missing: int) -> None:
+    assert (missing_bytes(io.BytesIO(data)), missing_bytes(io.BytesIO(data[:-3]))) == (0, missing)
 
 
 def test_a_film_that_begins_with_its_index_was_cut_off() -> None:

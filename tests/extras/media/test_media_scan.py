@@ -64,7 +64,8 @@ def test_a_plain_folder(folder: Path, workers: int, monkeypatch: pytest.MonkeyPa
 def test_what_is_taken_for_a_medium(folder: Path) -> None:
     assert prepare_media(folder, glob("*.wav")).found == 1
     assert prepare_media(folder, glob("deep/*")).found == 1
-    assert prepare_media(folder, BY_CONTENT).found == 2
+    report = prepare_media(folder, BY_CONTENT)
+    assert report.found == 2 and [entry for entry, _ in report.broken] == ["cut.mkv", "no.png"]
     with closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as database:
         filters = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
     assert filters == [("GLOB", "*.wav"), ("GLOB", "deep/*"), ("HEADER", "")]

@@ -85,6 +85,12 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
         CacheFolder(os.fspath(tmp_path / "file")).reserve(1, MOST, 1)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name, user in (("link", os.geteuid()), ("other", os.geteuid() + 1)):
+        made = CacheFolder(os.fspath(tmp_path / name), is_ours=True)
+        made._user = user
+        with pytest.raises(UsageError, match="belongs to another user"):
+            made.reserve(1, MOST, 1)
 
 
 def test_what_others_have_in_the_folder_stays(folder: CacheFolder) -> None:
