@@ -23,7 +23,7 @@ from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_
 
 #: The first and last bytes of a file.
 _MAGIC = b"PAR1"
-#: Bytes at the end of a file that are read first; they contain most footers.
+#: Most bytes at the end of a file that are read first; they contain nearly all footers.
 _PARQUET_TAIL = 1 << 16
 
 
@@ -170,7 +170,7 @@ _TAIL = 10
 _END = 8
 #: Number of the footer's field that lists the batches (``File.fbs`` of Arrow).
 _FOOTER_BATCHES = 3
-#: Bytes of a message that are read first; they contain most headers.
+#: Most bytes of a message that are read first; they contain nearly all headers.
 _HEAD = 1 << 12
 
 

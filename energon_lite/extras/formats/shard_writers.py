@@ -25,9 +25,9 @@ from energon_lite.extras.formats.convert_samples import (
 from energon_lite.extras.formats.mds_values import fixed_size, ndarray_bytes
 from energon_lite.extras.formats.tables import BYTES_MARK
 
-#: Bytes of a row group, before compression.
+#: Most bytes of a row group, before compression; but at least one row.
 _GROUP_BYTES = 1 << 24
-#: Rows of a row group, at most.
+#: Most rows of a row group.
 _GROUP_ROWS = 10_000
 
 

@@ -126,7 +126,7 @@ def _split_of(name: str) -> str | None:
 EXTENSIONS = (".parquet", ".arrow", ".feather")
 #: Mark in the metadata of a text column whose values become bytes, to be decoded by the name of the part (as JSON).
 BYTES_MARK = b"energon_lite.bytes"
-#: Footers that are read at the same time.
+#: Most footers that are read at the same time.
 _TOGETHER = 16
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 #: Seconds between two checks if other processes have released space.
 _LOOK = 0.1
-#: Checks between two clean-ups of the folder.
+#: Fewest checks between two clean-ups of the folder.
 _LOOKS = 20
 #: Seconds that threads have to finish their calls when a pool is closed.
 _LEAVE = 1.0

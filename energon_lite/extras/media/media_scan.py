@@ -199,7 +199,7 @@ def write_media_metadata(
 
 #: Version of the rules; increased when the same file would give other metadata than before.
 _RULES = 1
-#: Files of a plain folder in a unit.
+#: Most files of a plain folder in a unit.
 _TOGETHER = 16
 #: Seconds of work up to which no helpers are started.
 _ALONE = 0.5

@@ -136,7 +136,7 @@ class FileOperations:
 
 # -- a data set as files ---------------------------------------------------------------------------------------------
 
-#: Folder listings that are kept; making one reads all keys.
+#: Most folder listings that are kept; making one reads all keys.
 _LISTINGS = 16
 #: Names that no file or folder can have.
 _NO_NAMES = frozenset(("", ".", ".."))

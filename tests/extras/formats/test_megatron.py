@@ -19,7 +19,7 @@ from energon_lite.extras.formats.megatron import MegatronSource, open_sequences,
 from tests.tables_by_hand import write_megatron
 from tests.testing import examples
 
-DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6]], [], [[7, 8, 9, 10]], []]
+DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6], []], [], [[7, 8, 9, 10]], []]
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", "<i4", "<i8", "<f4", "<f8", "<u2"])
@@ -29,23 +29,29 @@ def test_documents_and_sequences(tmp_path: Path, dtype: str) -> None:
     assert len(source) == 5 and source.column("length").tolist() == [3, 3, 0, 4, 0]
     found = source.read_many([3, 1, 2, 4])
     assert [tokens.tolist() for tokens in found["tokens"]] == [[7, 8, 9, 10], [4, 5, 6], [], []]
-    assert [lengths.tolist() for lengths in found["lengths"]] == [[4], [1, 2], [], []]
+    assert [lengths.tolist() for lengths in found["lengths"]] == [[4], [1, 2, 0], [], []]
     assert source.read_many([]) == {"tokens": [], "lengths": []}
     assert source.mean_bytes == 10 * np.dtype(dtype).itemsize / 5
     assert found["tokens"][0].dtype == np.dtype(dtype)
     found["tokens"][0][0] = 99  # its own memory
     sequences = pickle.loads(pickle.dumps(open_sequences(f"megatron_sequences://{path}", "")))
-    assert len(sequences) == 4
-    assert [sequences.read(index)["tokens"].tolist() for index in range(4)] == [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
-    assert sequences.column("length").tolist() == [3, 1, 2, 4]
+    assert len(sequences) == 5
+    assert [sequences.read(index)["tokens"].tolist() for index in range(5)] == [
+        [1, 2, 3],
+        [4],
+        [5, 6],
+        [],
+        [7, 8, 9, 10],
+    ]
+    assert sequences.column("length").tolist() == [3, 1, 2, 0, 4]
     assert len({source.identity, sequences.identity, open_source(f"{path}.idx", "val").identity}) == 2
     with pytest.raises(DataIndexError, match="no column 'tokens'"):
         source.column("tokens")
 
 
 def test_modes(tmp_path: Path) -> None:
-    source = MegatronSource(str(write_megatron(tmp_path / "m", DOCUMENTS, modes=[0, 1, 2, 3])))
-    assert source.read(1)["modes"].tolist() == [1, 2] and source.part_names == {"tokens", "lengths", "modes"}
+    source = MegatronSource(str(write_megatron(tmp_path / "m", DOCUMENTS, modes=[0, 1, 2, 3, 4])))
+    assert source.read(1)["modes"].tolist() == [1, 2, 3] and source.part_names == {"tokens", "lengths", "modes"}
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
@@ -83,7 +89,7 @@ def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "m", DOCUMENTS)
     index, tokens = Path(f"{path}.idx"), Path(f"{path}.bin")
     whole = index.read_bytes()
-    for broken in (b"", b"X" + whole[1:], whole[:33], whole[:40], whole[:-1], whole + b"12"):
+    for broken in (b"", b"X" + whole[1:], whole[:33], whole[:41], whole[:-1], whole + b"12"):
         index.write_bytes(broken)
         with pytest.raises(ShardFormatError, match=r"not an \.idx file of Megatron") as error:
             MegatronSource(str(path))
@@ -93,11 +99,11 @@ def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:
         MegatronSource(str(path))
     numbers = [
         (34, "i", -1, "negative"),
-        (58, "q", -4, "negative"),
-        (58, "q", 16, "do not follow"),
+        (62, "q", -4, "negative"),
+        (62, "q", 16, "do not follow"),
         (34, "i", 99, "needs"),
     ]
-    numbers += [(at, "q", number, "not in order") for at, number in ((82, -1), (90, 4), (122, 5))]  # documents
+    numbers += [(at, "q", number, "not in order") for at, number in ((94, -1), (102, 5), (134, 6))]  # documents
     for at, kind, number, words in numbers:
         changed = struct.pack(f"<{kind}", number)
         index.write_bytes(whole[:at] + changed + whole[at + len(changed) :])

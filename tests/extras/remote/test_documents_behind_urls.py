@@ -12,7 +12,7 @@ import pytest
 
 from energon_lite import get_loader, get_val_dataset
 from energon_lite.documents.paths import join_url
-from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
+from energon_lite.errors import ConfigError, DatasetError, NotPreparedError, ShardChangedError
 from energon_lite.extras.formats import jsonl_index
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
@@ -125,6 +125,10 @@ def test_a_file_that_changes(put: Callable[..., None], monkeypatch: pytest.Monke
         assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
     put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
+    put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    monkeypatch.setattr(jsonl_index, "_starts", lambda url, size: put("bucket/chats.jsonl", "{}\n" * 20))
+    with pytest.raises(ShardChangedError, match="written to while it was read"):
+        WebdatasetSource.open("memory://bucket/chats.jsonl")
 
 
 def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
