@@ -123,7 +123,7 @@ class MediaFilterConfig:
         """
         if isinstance(source, (bytes, bytearray)):
             source = io.BytesIO(source)
-        is_open = hasattr(source, "read") and hasattr(source, "seek")
+        is_open = hasattr(source, "read")
         name = filename if is_open else str(source.name)
         if name is None:
             raise UsageError("bytes and open files have no name", fix="give filename=")

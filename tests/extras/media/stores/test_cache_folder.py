@@ -47,11 +47,12 @@ def folder(tmp_path: Path) -> Iterator[CacheFolder]:
 def test_what_a_killed_process_had_is_removed(folder: CacheFolder) -> None:
     process = child(Path(folder.parent), 70)
     assert folder.reserve(31, MOST, 10) is None
+    opened = len(os.listdir("/dev/fd"))
     folder.sweep()
     assert folder.reserve(31, MOST, 10) is None, "it lives"
     kill_all([process])
     folder.sweep()
-    assert folder.reserve(100, MOST, 10) is not None
+    assert folder.reserve(100, MOST, 10) is not None and len(os.listdir("/dev/fd")) == opened
     name, user = os.path.basename(folder.path), os.geteuid()
     assert sorted(os.listdir(folder.parent)) == [f".energon_lite_cache.{user}", name, f"{name}.{user}.usage"]
     folder.close()
