@@ -46,6 +46,8 @@ def test_documents_and_sequences(tmp_path: Path, dtype: str) -> None:
 def test_modes(tmp_path: Path) -> None:
     source = MegatronSource(str(write_megatron(tmp_path / "m", DOCUMENTS, modes=[0, 1, 2, 3, 4])))
     assert source.read(1)["modes"].tolist() == [1, 2, 3] and source.part_names == {"tokens", "lengths", "modes"}
+    source = MegatronSource(str(write_megatron(tmp_path / "none", [])))
+    assert len(source) == len(source.column("length")) == source.mean_bytes == 0
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
@@ -60,11 +62,6 @@ def test_behind_a_url(tmp_path: Path) -> None:
 def test_equal_lengths_and_other_tokens_are_another_data_set(tmp_path: Path) -> None:
     one, other = (write_megatron(tmp_path / name, [[[1, 2, last]]]) for name, last in (("a", 3), ("b", 4)))
     assert MegatronSource(str(one)).identity != MegatronSource(str(other)).identity
-
-
-def test_without_documents(tmp_path: Path) -> None:
-    source = MegatronSource(str(write_megatron(tmp_path / "m", [])))
-    assert len(source) == source.mean_bytes == 0 and source.column("length").tolist() == []
 
 
 def test_files_that_are_gone_or_replaced(tmp_path: Path) -> None:

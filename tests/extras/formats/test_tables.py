@@ -189,8 +189,7 @@ def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
 def test_batches_without_rows_and_with_less(tmp_path: Path, kind: str) -> None:
     path, make = tmp_path / f"a.{kind}", pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
-    with make(str(path), pa.schema({"a": pa.int64()})):
-        pass
+    make(str(path), pa.schema({"a": pa.int64()})).close()
     assert open_source(str(path), "train").column("a").tolist() == []
     with make(str(path), pa.schema({"a": pa.int64()})) as writer:
         for rows in ([1, 2], [], [3]):

@@ -177,11 +177,10 @@ def test_a_file_that_was_cut_off(kind: str) -> None:
     assert decoder(data).get_audio().audio_clips  # and the whole file is not taken for one
 
 
-def box(length: int, kind: bytes, more: bytes = b"") -> bytes:
-    return length.to_bytes(4, "big") + kind + more
-
-
 def test_bytes_that_are_missing() -> None:
+    def box(length: int, kind: bytes, more: bytes = b"") -> bytes:
+        return length.to_bytes(4, "big") + kind + more
+
     file, ebml = box(16, b"ftyp", bytes(8)), b"\x1aE\xdf\xa3\x82\0\0\x18S\x80g"
     frame, tag = b"\xff\xfb" + bytes(34), b"ID3\4\0\0" + bytes([0, 0, 1, 2]) + bytes(130)
     whole = [file, file + box(12, b"mdat", b"text"), file + box(8, b"mdat"), b"RIFF\x08\0\0\0WAVEdata"]

@@ -141,9 +141,9 @@ def test_an_image_has_at_most_so_many_tokens(height: int, width: int, most: int)
     encoder = ImageTextTaskEncoder(list, image_token=IMAGE, end_token=END, patch=2, merge=2, max_image_tokens=most)
     made, encoder.max_image_tokens = encoder._resized(torch.zeros(3, height, width)), None
     assert made.shape[1] % 4 == made.shape[2] % 4 == 0 and 1 <= made.shape[1] * made.shape[2] / 16 <= most
-    whole = encoder._resized(torch.zeros(3, height, width))
-    sides = [max(1, round(side / 4)) * 4 for side in (height, width)]
-    assert whole.shape == (3, *sides) and (made.shape == whole.shape or whole.shape[1] * whole.shape[2] / 16 > most)
+    whole = (3, *(4 * max(1, round(side / 4)) for side in (height, width)))
+    assert encoder._resized(torch.zeros(3, height, width)).shape == whole
+    assert made.shape == whole or whole[1] * whole[2] / 16 > most
 
 
 # -- positions in three dimensions: by hand, and as transformers has them ----------------------------------------------
