@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -137,6 +137,7 @@ def test_each_kind_of_sample() -> None:
 
 @settings(max_examples=examples(30))
 @given(height=st.integers(1, 300), width=st.integers(1, 300), most=st.integers(1, 40))
+@example(height=20, width=12, most=40)
 def test_an_image_has_at_most_so_many_tokens(height: int, width: int, most: int) -> None:
     encoder = ImageTextTaskEncoder(list, image_token=IMAGE, end_token=END, patch=2, merge=2, max_image_tokens=most)
     made, encoder.max_image_tokens = encoder._resized(torch.zeros(3, height, width)), None
