@@ -35,8 +35,8 @@ def test_documents_and_sequences(tmp_path: Path, dtype: str) -> None:
     assert found["tokens"][0].dtype == np.dtype(dtype)
     found["tokens"][0][0] = 99  # its own memory
     sequences = pickle.loads(pickle.dumps(open_sequences(f"megatron_sequences://{path}", "")))
-    found = [sequences.read(index)["tokens"].tolist() for index in range(len(sequences))]
-    assert found == [sequence for document in DOCUMENTS for sequence in document]
+    all_tokens = [sequences.read(index)["tokens"].tolist() for index in range(len(sequences))]
+    assert all_tokens == [sequence for document in DOCUMENTS for sequence in document]
     assert sequences.column("length").tolist() == [3, 1, 2, 0, 4]
     assert len({source.identity, sequences.identity, open_source(f"{path}.idx", "val").identity}) == 2
     with pytest.raises(DataIndexError, match="no column 'tokens'"):
