@@ -23,7 +23,7 @@ from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_
 
 #: The first and last bytes of a file.
 _MAGIC = b"PAR1"
-#: Bytes at the end of a file that are read first; they contain most footers.
+#: Most bytes at the end of a file that are read first; they contain nearly all footers.
 _PARQUET_TAIL = 1 << 16
 
 
@@ -170,7 +170,7 @@ _TAIL = 10
 _END = 8
 #: Number of the footer's field that lists the batches (``File.fbs`` of Arrow).
 _FOOTER_BATCHES = 3
-#: Bytes of a message that are read first; they contain most headers.
+#: Most bytes of a message that are read first; they contain nearly all headers.
 _HEAD = 1 << 12
 
 
@@ -235,11 +235,9 @@ class ArrowTable(_GroupTable):
         while at + 8 <= self.size:
             head = read_bytes(self.path, at, min(_HEAD, self.size - at))
             mark, length = struct.unpack_from("<Ii", head)
-            if mark != 0xFFFFFFFF:
-                if at == 0 or mark:
-                    raise damaged(self.path, f"there is no message at byte {at}")
-                break
-            if length == 0:
+            if mark != 0xFFFFFFFF and (mark or not at):
+                raise damaged(self.path, f"there is no message at byte {at}")
+            if not (mark and length):
                 break
             if length < 0 or at + 8 + length > self.size:
                 raise damaged(self.path, f"it ends in the message at byte {at}")

@@ -26,9 +26,9 @@ from energon_lite.storage.samples.part_decoder import guess_extension
 #: A key, and the parts by name: bytes of files, or values.
 Sample = tuple[str, dict[str, Any]]
 
-#: Samples that are read together, at most.
+#: Most samples that are read together.
 _PORTION = 512
-#: Bytes of samples that are read together, at most, approximately.
+#: Most bytes of samples that are read together, approximately.
 _PORTION_BYTES = 1 << 26
 
 

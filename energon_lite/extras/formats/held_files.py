@@ -22,7 +22,7 @@ from energon_lite.storage.files.shard_store import (
     shared_store,
 )
 
-#: Requests to a store at the same time.
+#: Most requests to a store at the same time.
 _TOGETHER = 16
 
 
@@ -62,7 +62,7 @@ def fetch(ranges: Sequence[Range]) -> list[bytes]:
         return [data for [data] in pool.map(lambda span: store.fetch([span]), ranges)]
 
 
-#: Bytes of decoded pieces in a process, at most (but at least one piece); set by ``ENERGON_LITE_HELD_BYTES``.
+#: Most bytes of decoded pieces in a process (but at least one piece); set by ``ENERGON_LITE_HELD_BYTES``.
 HELD_BYTES = 1 << 29
 
 

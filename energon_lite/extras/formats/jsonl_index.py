@@ -187,10 +187,9 @@ def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, I
     """Start of each line of a buffer, start and size of its text, and the numbers of lines that are no objects."""
     data = np.frombuffer(buffer, np.uint8)
     starts = np.concatenate([[0], stops[:-1] + 1])
-    texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)
-    filled, strange = ends > starts, []
+    texts, ends, strange = starts.copy(), stops - (data[stops - 1] == _RETURN), []
     # Ordinary lines, without white space around them, need no second look.
-    usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
+    usual = (data[texts] == _OPEN) & (data[ends - 1] == _CLOSE)
     for line in np.flatnonzero(~usual).tolist():
         start, text = int(starts[line]), buffer[starts[line] : stops[line]]
         if is_first and not line and text.startswith(BOM):
@@ -222,7 +221,7 @@ def scan_remote_jsonl(url: str) -> ShardScan:
     name = folder_and_name(url)[1]
     starts = _starts(url, size)
     if starts is None:
-        _log.warning("%s has no .idx that fits: reading all of its %.0f MiB, once", url, size / 2**20)
+        _log.warning("%s has no .idx that fits: reading all of its %d bytes, once", url, size)
         stream = RangedFile(size, partial(read_bytes, url))
         scan = _scan_stream(stream, name, identity)
     else:

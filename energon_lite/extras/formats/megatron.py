@@ -193,7 +193,7 @@ class MegatronSource:
         for array in arrays:
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
-        for place in range(_PLACES if size else 0):
+        for place in range(_PLACES):
             start = size * place // _PLACES
             digest.update(read_bytes(f"{self.path}.bin", start, min(_BYTES, size - start)))
         return digest.hexdigest()

@@ -25,9 +25,9 @@ from energon_lite.extras.formats.convert_samples import (
 from energon_lite.extras.formats.mds_values import fixed_size, ndarray_bytes
 from energon_lite.extras.formats.tables import BYTES_MARK
 
-#: Bytes of a row group, before compression.
+#: Most bytes of a row group, before compression; but at least one row.
 _GROUP_BYTES = 1 << 24
-#: Rows of a row group, at most.
+#: Most rows of a row group.
 _GROUP_ROWS = 10_000
 
 
@@ -290,8 +290,8 @@ class Mds(ShardWriter):
             return value
         value = as_value(name, value)
         try:
-            if encoding in ("bytes", "png", "jpeg") or isinstance(value, bytes):
-                if encoding in ("bytes", "png") and not isinstance(value, (str, int, float, dict, list)):
+            if encoding in ("bytes", "png", "jpeg"):
+                if encoding != "jpeg" and not isinstance(value, (str, int, float, dict, list)):
                     return as_file(name, value, self.where)[1]
             elif encoding == "ndarray":
                 if (data := ndarray_bytes(value)) is not None:

@@ -126,7 +126,7 @@ def _split_of(name: str) -> str | None:
 EXTENSIONS = (".parquet", ".arrow", ".feather")
 #: Mark in the metadata of a text column whose values become bytes, to be decoded by the name of the part (as JSON).
 BYTES_MARK = b"energon_lite.bytes"
-#: Footers that are read at the same time.
+#: Most footers that are read at the same time.
 _TOGETHER = 16
 
 
@@ -134,8 +134,6 @@ def open_source(path: str, split_part: str) -> TableSource:
     """Open the rows of a file, of the files of a pattern, or of a folder."""
     path = path.partition("://")[2] if path.startswith(("parquet://", "arrow://")) else path
     files = find_files(path, EXTENSIONS, split_part)
-    if len(files) == 1:
-        return TableSource([_table(files[0])])
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return TableSource(list(pool.map(_table, files)))
 
@@ -243,7 +241,7 @@ class TableSource:
         file = self.files[place]
         key = (file, number, None if self._columns is None else tuple(self._columns))
         table = held_tables().get(key, lambda: file.read_group(number, self._columns))
-        if len(rows) == 1 or (np.diff(rows) == 1).all():
+        if (np.diff(rows) == 1).all():
             taken = table.slice(int(rows[0]), len(rows))
         else:
             taken = table.take(rows)

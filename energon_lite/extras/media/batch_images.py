@@ -27,7 +27,7 @@ Backend = Callable[[Sequence[Bytes]], Sequence[torch.Tensor | None]]
 _PROCESSOR = "the processor"
 _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\0\0"
-#: Bytes at the beginning of a JPEG that are searched for EXIF.
+#: Most bytes at the beginning of a JPEG that are searched for EXIF.
 _HEAD = 1 << 16
 
 

@@ -54,6 +54,7 @@ class CacheFolder:
         self._path: str | None = None
         self._usage: int | None = None  # descriptor of the file with this process's counts
         self._used = (0, 0)
+        self._has_ended = False
 
     # -- this process ---------------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class CacheFolder:
             os.mkdir(self.parent, 0o700)
         if self._is_ours:
             status = os.lstat(self.parent)
-            if status.st_uid != self._user or not os.path.isdir(self.parent) or os.path.islink(self.parent):
+            if status.st_uid != self._user or os.path.islink(self.parent):
                 raise OSError(errno.EPERM, "it belongs to another user")
 
     def reserve(self, size: int, most_bytes: int, most_files: int) -> str | None:
@@ -117,6 +118,8 @@ class CacheFolder:
             most_bytes, most_files: limits of all processes together.
         """
         with self._mutex:
+            if self._has_ended:
+                return None
             path = self._open()
             assert self._usage is not None
             try:
@@ -153,6 +156,11 @@ class CacheFolder:
             if usage is not None:
                 os.close(usage)
         self.sweep()
+
+    def end(self) -> None:
+        """Close at the end of the process, whose other threads may still look for space."""
+        self._has_ended = True
+        self.close()
 
     def forget(self) -> None:
         """Forget the folder in a forked process: it belongs to the parent process."""

@@ -148,7 +148,7 @@ def _array(frame: av.AudioFrame) -> NDArray[Any]:
 _FORWARD = 2.0
 #: Ticks by which a time may differ from its true value because of floating point.
 _FLOAT_ERROR = 1e-4
-#: Frames that memory is allocated for at first, at most.
+#: Most frames that memory is allocated for at first.
 _FIRST_ROOM = 256
 
 

@@ -95,9 +95,9 @@ def opened(stream: Any) -> Iterator[av.container.InputContainer]:
         ) from error
 
 
-#: Top-level boxes of an ISO file that are checked, at most.
+#: Most top-level boxes of an ISO file that are checked.
 _MOST_BOXES = 64
-#: Bytes of the first frame of an MP3 in which the table of contents begins.
+#: Most bytes of the first frame of an MP3 that are searched for the table of contents.
 _XING_WITHIN = 200
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 #: Seconds between two checks if other processes have released space.
 _LOOK = 0.1
-#: Checks between two clean-ups of the folder.
+#: Fewest checks between two clean-ups of the folder.
 _LOOKS = 20
 #: Seconds that threads have to finish their calls when a pool is closed.
 _LEAVE = 1.0
@@ -109,7 +109,7 @@ class FileStoreCachePool(CachePool):
         """Register the removal of the folder for the end of the pool or of this process. It runs after the end of the
         process's workers, because the folders of killed workers have to be removed by this process."""
         if not self._folder.is_open and not (self._end is not None and self._end.still_active()):
-            self._end = Finalize(self, self._folder.close, exitpriority=5)
+            self._end = Finalize(self, self._folder.end, exitpriority=5)
 
     def _forked(self) -> None:
         self._folder.forget()

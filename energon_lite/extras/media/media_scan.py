@@ -123,7 +123,7 @@ class MediaFilterConfig:
         """
         if isinstance(source, (bytes, bytearray)):
             source = io.BytesIO(source)
-        is_open = hasattr(source, "read") and hasattr(source, "seek")
+        is_open = hasattr(source, "read")
         name = filename if is_open else str(source.name)
         if name is None:
             raise UsageError("bytes and open files have no name", fix="give filename=")
@@ -199,7 +199,7 @@ def write_media_metadata(
 
 #: Version of the rules; increased when the same file would give other metadata than before.
 _RULES = 1
-#: Files of a plain folder in a unit.
+#: Most files of a plain folder in a unit.
 _TOGETHER = 16
 #: Seconds of work up to which no helpers are started.
 _ALONE = 0.5

@@ -136,7 +136,7 @@ class FileOperations:
 
 # -- a data set as files ---------------------------------------------------------------------------------------------
 
-#: Folder listings that are kept; making one reads all keys.
+#: Most folder listings that are kept; making one reads all keys.
 _LISTINGS = 16
 #: Names that no file or folder can have.
 _NO_NAMES = frozenset(("", ".", ".."))
@@ -205,11 +205,11 @@ class FileView:
             key, _, part = path.rpartition("/")
         else:
             key, part = split_member_name(path) or ("", "")
-        sample = self._find(key)
-        for name, offset, size in [] if sample is None else reversed(self._parts(sample)):
-            if sample is not None and name == part:  # of two parts with one name the last counts, as in a sample
-                place, _ = self.source.locate(sample)
-                return FileEntry(size, (self.source.choice.shards[place], offset, size))
+        if (sample := self._find(key)) is not None:
+            for name, offset, size in reversed(self._parts(sample)):
+                if name == part:  # of two parts with one name the last counts, as in a sample
+                    place, _ = self.source.locate(sample)
+                    return FileEntry(size, (self.source.choice.shards[place], offset, size))
         if self.names(path):
             return FileEntry(0, None)
         raise FileNotFoundError(path)
@@ -221,7 +221,7 @@ class FileView:
             FileNotFoundError: there is no such folder.
         """
         path = path.strip("/")
-        if self.sample_folders and path and (sample := self._find(path)) is not None:
+        if self.sample_folders and (sample := self._find(path)) is not None:
             return iter(dict.fromkeys([*(name for name, _, _ in self._parts(sample)), *self.names(path)]))
         names = self.names(path)
         if path and not names:

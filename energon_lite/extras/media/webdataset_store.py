@@ -19,7 +19,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.stores import FileStore
 from energon_lite.storage.tar_scan import split_member_name
 
-#: Samples whose index rows are in memory at a time while samples are listed.
+#: Most samples whose index rows are in memory at a time while samples are listed.
 _LISTED = 1 << 16
 
 

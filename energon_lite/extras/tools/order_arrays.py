@@ -37,7 +37,7 @@ from energon_lite.topology import cores_per_rank
 DATASET_INDEX = "dataset_index.npy"
 SAMPLE_INDEX = "dataset_sample_index.npy"
 
-#: Number of blocks written at once: 2.5 MiB.
+#: Most blocks that are written at once: 2.5 MiB.
 _BLOCKS_AT_ONCE = 64
 #: The shortest slice in samples that gets its own process.
 _WORTH_A_PROCESS = 1 << 20

@@ -42,7 +42,7 @@ _ARRAY = 1
 _SCALAR = 2
 _TUPLE = 3
 _PICKLE = 100
-#: The deepest level at which an unpackable value is searched for.
+#: Largest depth at which an unpackable value is searched for.
 _DEPTH = 50
 #: Prefix and suffix of names of temporary files.
 _PREFIX = "energon_lite-"

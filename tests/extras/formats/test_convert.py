@@ -7,19 +7,21 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.extras.formats import convert_command
+from energon_lite.extras.formats import convert_command, shard_writers
 from energon_lite.extras.formats.convert_command import DONE_FILE, ConvertReport, convert_dataset
-from energon_lite.extras.formats.convert_samples import as_file
+from energon_lite.extras.formats.convert_samples import as_file, as_json
 from energon_lite.storage.sharded_job import Ranks
 from tests.tables_by_hand import png
 from tests.testing import ALONE, examples, invoke
@@ -71,6 +73,7 @@ def with_types(rows: list[dict[str, Any]]) -> list[Any]:
 def test_there_and_back(tmp_path: Path, tars: Path, to: str, same: Any) -> None:
     report = convert(tars, tmp_path / "there", to, samples_per_shard=7)
     assert (report.samples, report.shards, report.made) == (SAMPLES, 5, 5)
+    assert not (tmp_path / "there" / convert_command.WORK_FOLDER).exists()
     expected = with_types(samples(tars))
     assert same(with_types(samples(tmp_path / "there")), expected)
     convert(tmp_path / "there", tmp_path / "back", "tar")
@@ -104,7 +107,8 @@ def test_jsonl(tmp_path: Path, tars: Path) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["cls"] for line in lines] == list(range(SAMPLES)) and lines[5]["tokens.npy"] == [0, 1]
     assert samples(file)[7]["json"] == lines[7]
-    convert(file, tmp_path / "table", "parquet")
+    assert Path(convert(file, tmp_path / "odd.jsonl", "parquet").path, "shard-00000.parquet").exists()
+    convert(file, tmp_path / "table", "parquet", split="train")
     again = tmp_path / "again.jsonl"
     convert(tmp_path / "table", again, "jsonl")
     assert [json.loads(line) for line in again.read_text().splitlines()] == lines
@@ -150,6 +154,9 @@ VALUES = LEAVES | st.lists(LEAVES, max_size=2) | st.dictionaries(st.sampled_from
 
 @settings(max_examples=examples(60))
 @given(VALUES, VALUES, st.sampled_from(["mds", "parquet", "tar", "jsonl"]))
+@example({"a": 1}, {"a": 1, "b": 2}, "parquet")
+@example([{"a": 1}], [{"a": 1}, {"b": 2}], "parquet")
+@example(0.5, float("nan"), "parquet")
 def test_values_unlike_the_first_come_back_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, first: Any, other: Any, to: str
 ) -> None:
@@ -172,7 +179,7 @@ def without_none(value: Any) -> Any:
         return {name: without_none(one) for name, one in value.items() if one is not None}
     if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
         return [without_none(one) for one in value]
-    return value
+    return "not a number" if value != value else value
 
 
 def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
@@ -195,12 +202,23 @@ FILES = {
     b"\xff\xd8\xff\xe0": "file.jpg",
     b"GIF89a": "file.gif",
     b"words": "file",
+    b"fLaC": "file",
 }
 
 
 @pytest.mark.parametrize(("data", "name"), FILES.items())
 def test_files_without_a_path_get_the_extension_of_their_first_bytes(data: bytes, name: str) -> None:
     assert as_file("file", {"bytes": data, "path": None}, "there") == (name, data)
+
+
+def test_values_that_only_some_formats_have() -> None:
+    name, data = as_file("image", Image.new("L", (3, 2)), "there")
+    assert name == "image.png" and Image.open(io.BytesIO(data)).size == (3, 2)
+    assert as_json("x", [Decimal("1.50"), np.int8(3)], "there") == ["1.50", 3]
+    with pytest.raises(UsageError, match="'x' is a set"):
+        as_json("x", {1}, "there")
+    file, rows = io.BytesIO(), [("a", {"image": Image.new("L", (3, 2))})]
+    assert shard_writers.Mds(rows, "there").write(file, rows) == 1 and file.getvalue().endswith(data)
 
 
 def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +244,10 @@ def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.Mo
     assert convert(tars, target, "mds", **options).made == 0
     report = convert(tars, target, "mds", samples_per_shard=15, force_overwrite=True)
     assert report.shards == 2 and len(list(target.glob("*.mds"))) == 2
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(convert_command._Shards, "do", killed)
+        convert(tars, target, "mds", force_overwrite=True, **options)
+    assert not (target / DONE_FILE).exists() and len(list(target.glob("*.mds"))) == 3
 
 
 def test_several_ranks(tmp_path: Path, tars: Path, same: Any) -> None:
@@ -249,8 +271,14 @@ def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Calla
     for to in ("mds", "parquet"):
         with pytest.raises((UsageError, DatasetError), match="sample 'b' differs from the first samples"):
             convert(path, tmp_path / to, to, look=1)
+    arrays = {"s.tar": [(key, {"n.npy": array(np.ones(2, key))}) for key in ("u2", "i4")]}
+    with pytest.raises((UsageError, DatasetError), match="arrays of several types"):
+        other = write_dataset(tmp_path / "arrays", arrays, dataset_yaml=CRUDE)
+        convert(other, tmp_path / "other", "parquet", look=1)
     convert(path, tmp_path / "good", "parquet")
     assert samples(tmp_path / "good") == [{"txt": "x", "cls": None}, {"txt": "y", "cls": 1}]
+    convert(path, tmp_path / "tar", "tar")
+    assert samples(tmp_path / "tar") == [{"txt": "x"}, {"txt": "y", "cls": 1}]
     with pytest.raises(UsageError, match="zip"):
         convert(path, tmp_path / "zip", "zip")
     (tmp_path / "blend.yaml").touch()

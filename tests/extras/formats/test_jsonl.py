@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.errors import EmptyDatasetError, NotPreparedError, ShardChangedError
+from energon_lite.errors import EmptyDatasetError, NotPreparedError, ShardChangedError, counted
 from energon_lite.extras.formats import jsonl_index
 from energon_lite.extras.formats.jsonl_index import scan_jsonl
 from energon_lite.storage.index.index_cache import index_places
@@ -52,8 +52,10 @@ def test_lines(chunk: None, tmp_path: Path, file: tuple[bytes, list[bytes]]) -> 
     scan = scan_jsonl(str(path))
     assert [content[offset : offset + size] for offset, size, _ in scan.parts.tolist()] == lines
     assert scan.all_keys() == [str(number) for number in range(len(lines))]
-    odd = sum(not (line.startswith(b"{") and line.endswith(b"}")) for line in lines)
-    assert [note.split()[0] for note in scan.notes] == [str(odd)] * bool(odd)
+    texts = [line.strip() for line in content.split(b"\n")]
+    odd = [n for n, text in enumerate(texts, 1) if text and (text[:1], text[-1:]) != (b"{", b"}")]
+    told = f"{counted(len(odd), 'line')} without a JSON object, such as line {odd[0] if odd else 0}"
+    assert scan.notes == (told,) * bool(odd)
 
 
 @given(files())

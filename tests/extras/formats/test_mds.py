@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import json
+import os
 import pickle
 from decimal import Decimal
 from functools import partial
@@ -39,17 +40,19 @@ def plain(found: Any) -> dict[str, Any]:
 SHARDS = [[sample(0), sample(1)], [sample(2)], [], [sample(3), sample(4), sample(5)]]
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source(str(write_mds(tmp_path, COLUMNS, SHARDS)), "train")
     assert len(source) == 6 and source.part_names == {"text", "n", "x"}
     assert [plain(source.read(index)) for index in range(6)] == [value(number) for number in range(6)]
     found = pickle.loads(pickle.dumps(source)).read_many([5, 0, 2, 5])
     assert found["n"] == [5, 0, 2, 5] and found["text"][1] == "té 0"
-    assert source.select(frozenset(["n"])).read(3) == {"n": 3}
+    assert source.select(frozenset(["n"])).read(3) == {"n": 3} and source.read_many([])["n"] == []
     names = [source.shard_names[source.locate(index)[0]][-7:] for index in (1, 2, 3)]
     assert names == ["000.mds", "001.mds", "003.mds"]
     found["x"][0][0] = 77
-    assert open_source(str(tmp_path / "index.json"), "val").identity == source.identity
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / "index.json"), "index.json"):
+        assert open_source(path, "val").identity == source.identity
 
 
 def test_folders_of_splits(tmp_path: Path) -> None:
@@ -72,7 +75,14 @@ def test_compressed_shards_are_unpacked_into_the_cache(
     folder = write_mds(tmp_path / "mds", COLUMNS, SHARDS, pack, compression)
     source = MdsSource(str(folder))
     assert [plain(source.read(index)) for index in range(6)] == [value(number) for number in range(6)]
-    assert len(list((tmp_path / "cache").rglob("*.mds"))) == 3  # the empty one was not needed
+    first, *others = sorted((tmp_path / "cache").rglob("*.mds"), key=lambda path: path.name)
+    assert len(others) == 2  # the empty one was not needed
+    (folder / first.name).write_bytes(bytes(first.stat().st_size))
+    os.utime(folder / first.name, (1, 1))  # older than the packed one
+    first.write_bytes(b"cut")
+    assert plain(MdsSource(str(folder)).read(0)) == value(0)
+    (folder / first.name).write_bytes(b"cut")
+    assert plain(MdsSource(str(folder)).read(0)) == value(0)
     for packed in folder.glob("*.mds.*"):
         packed.unlink()
     assert MdsSource(str(folder)).read(4)["n"] == 4
@@ -113,11 +123,12 @@ def test_encodings() -> None:
     assert decoder_of("other") is decoder_of("ndarray:complex64") is decoder_of("str:3") is None
     sizes = {"int": 8, "uint16": 2, "ndarray:int64:2,3": 48, "ndarray": None, "str": None}
     assert {encoding: fixed_size(encoding) for encoding in sizes} == sizes
-    for array in (np.arange(300, dtype="u2"), np.zeros((1, 2, 3), "f4")):
+    for array in (np.arange(256, dtype="u2"), np.zeros(1 << 16, "u1"), np.zeros((1, 2, 3), "f4")):
         data = ndarray_bytes(array)
         assert data is not None
         check("ndarray", data, array)
     assert ndarray_bytes(np.zeros(0)) is ndarray_bytes(np.array(3)) is ndarray_bytes(np.array([True])) is None
+    assert ndarray_bytes(np.zeros((1,) * 63)) is not ndarray_bytes(np.zeros((1,) * 64)) is None
 
 
 def test_files_get_the_extension_by_which_they_are_decoded_or_refused(tmp_path: Path) -> None:
@@ -135,6 +146,8 @@ def test_damaged_folders(tmp_path: Path) -> None:
         "version 1": text.replace('{"version": 2', '{"version": 1'),
         "unknown encoding 'other'": text.replace('"str"', '"other"'),
         "outside of the folder": text.replace("shard.00000", "../shard.00000"),
+        "negative": text.replace('"samples": 2', '"samples": -2'),
+        "negative sizes": text.replace('"bytes": ', '"bytes": -'),
         "format 'xyz'": text.replace('"mds"', '"xyz"'),
         "AttributeError|TypeError|KeyError": json.dumps({"version": 2, "shards": [3]}),
     }
@@ -167,6 +180,10 @@ def test_compressed_shards_that_are_damaged(tmp_path: Path, monkeypatch: pytest.
         MdsSource(str(folder)).read(0)
     assert error.value.where == str(packed)
     index = folder / "index.json"
+    write_mds(folder, COLUMNS, SHARDS[:1], gzip.compress, "gz")
+    index.write_text(index.read_text().replace('.mds", "bytes": ', '.mds", "bytes": 1'))
+    with pytest.raises(ShardFormatError, match="unpacks to other than"):
+        MdsSource(str(folder)).read(0)
     index.write_text(index.read_text().replace('"compression": "gz"', '"compression": "rar"'))
     with pytest.raises(UsageError, match="compression 'rar' is unknown"):
         MdsSource(str(folder)).read(0)

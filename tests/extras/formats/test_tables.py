@@ -25,7 +25,7 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
 )
-from energon_lite.extras.formats import held_files, lance
+from energon_lite.extras.formats import arrow_files, held_files, lance
 from energon_lite.extras.formats.tables import find_files, open_source
 from tests.tables_by_hand import write_table
 from tests.testing import examples
@@ -84,19 +84,23 @@ def test_any_table_comes_back_in_any_order(
     taken = table.take(pa.array(wanted, pa.int64())).to_pydict()
     assert {name: [plain(value) for value in values] for name, values in found.items()} == taken
     chosen = frozenset(table.column_names[-1:])
-    assert source.select(chosen).read(0).keys() == chosen
+    assert source.select(chosen).read(0).keys() == source.select(chosen).part_names == chosen
     assert source.select(chosen).identity == source.identity
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lists_of_numbers_are_arrays_of_their_own(tmp_path: Path, kind: str) -> None:
-    table = pa.table({"tokens": pa.array([[1, 2], [3], [], [4, 5, 6]], pa.list_(pa.uint16())), "n": [2, 1, 0, 3]})
+    kinds = {"tokens": pa.list_(pa.uint16()), "x": pa.large_list(pa.float32())}
+    lists = {name: pa.array([[1, 2], [3], [], [4, 5, 6]], kind) for name, kind in kinds.items()}
+    table = pa.table({**lists, "n": [2, 1, 0, 3], "pair": pa.array([[1, 2]] * 4, pa.list_(pa.float64(), 2))})
     source = open_source(str(write_table(tmp_path / f"a.{kind}", table)), "train")
     first = source.read(0)["tokens"]
     assert first.dtype == np.uint16 and first.tolist() == [1, 2]
     first += 7
-    assert source.read(0)["tokens"].tolist() == [1, 2]
-    assert source.column("n").tolist() == source.column("tokens").tolist() == [2, 1, 0, 3]
+    found = source.read_many([0, 2])
+    assert found["tokens"][0].tolist() == [1, 2] and found["x"][1].dtype == np.float32
+    assert found["pair"][0].dtype == np.float64 and source.column("pair").tolist() == [2] * 4
+    assert [source.column(name).tolist() for name in ("n", "tokens", "x")] == [[2, 1, 0, 3]] * 3
     with pytest.raises(DataIndexError, match="no column 'm'") as error:
         source.column("m")
     assert "n" in str(error.value.fix)
@@ -171,10 +175,30 @@ def test_flipped_bytes_give_our_error_or_values(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, kind: str) -> None:
+def test_a_schema_that_is_longer_than_a_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     names = [f"column {number}" for number in range(500)]
-    write_table(tmp_path / f"a.{kind}", pa.table([pa.array([7])] * 500, names), 1)
-    assert open_source(str(tmp_path), "train").read(0) == dict.fromkeys(names, 7)
+    path = write_table(tmp_path / f"a.{kind}", pa.table([pa.array([7])] * 500, names), 1)
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    for tail in (1 << 16, footer + 8, footer + 7, footer, 12):
+        monkeypatch.setattr(arrow_files, "_PARQUET_TAIL", tail)
+        source = open_source(str(tmp_path), "train")
+        assert source.read(0) == dict.fromkeys(names, 7)
+        assert source.mean_bytes == sum(source.files[0].column_bytes.values()) > 500 * 8
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
+def test_batches_without_rows_and_with_less(tmp_path: Path, kind: str) -> None:
+    path, make = tmp_path / f"a.{kind}", pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+    make(str(path), pa.schema({"a": pa.int64()})).close()
+    assert open_source(str(path), "train").column("a").tolist() == []
+    with make(str(path), pa.schema({"a": pa.int64()})) as writer:
+        for rows in ([1, 2], [], [3]):
+            writer.write_batch(pa.record_batch({"a": pa.array(rows, pa.int64())}))
+    source = open_source(str(path), "train")
+    assert source.read_many([2, 0])["a"] == [3, 1] and [source.locate(row) for row in (1, 2)] == [(0, 0), (0, 2)]
+    path.write_bytes(path.read_bytes().replace((2).to_bytes(8, "little"), (-2).to_bytes(8, "little", signed=True)))
+    with pytest.raises(ShardFormatError, match="a message cannot be read"):
+        open_source(str(path), "train")
 
 
 @pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
@@ -184,8 +208,12 @@ def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None
     data, mark = path.read_bytes(), b"\xff" * 4
     places = [at for at in range(0, len(data), 8) if data[at : at + 4] == mark and any(data[at + 4 : at + 8])]
     assert len(places) == 6  # the schema and five batches
+    for stop in (places[2] + 12, places[3] - 1):  # in the header, or in the body
+        path.write_bytes(data[:stop])
+        with pytest.raises(ShardFormatError, match=f"it ends in the message at byte {places[2]}"):
+            open_source(str(path), "train")
     for at in places[1:]:
-        for end in (bytes(8), mark + bytes(4)):
+        for end in (bytes(8), bytes(4) + b"\1\0\0\0", mark + bytes(4)):
             path.write_bytes(data[:at] + end + data[at + 8 :])
             with pytest.raises(ShardFormatError, match=r"its messages end at byte|its footer knows 5 batches"):
                 open_source(str(path), "train")
@@ -252,9 +280,10 @@ def test_patterns_and_single_files(base: str) -> None:
     assert found(base, "**/*.parquet", "test") == [NAMES[3]]
     assert found(base, "train-0000[1-9]-*.parquet") == [NAMES[1]]
     assert found(base, NAMES[2]) == [NAMES[2]]
-    for path in ("*.arrow", "nothing/*.parquet"):
-        with pytest.raises(NotPreparedError, match="no files of this data set"):
+    for path in ("*.arrow", "nothing/*.parquet", "train-00000.of*.parquet", NAMES[0][:-1]):
+        with pytest.raises(NotPreparedError, match="no files of this data set") as error:
             found(base, path)
+        assert ("did you mean" in str(error.value.fix)) == (path == NAMES[0][:-1] and "://" not in base)
 
 
 def test_folders_of_splits(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon_lite.extras.media.container import missing_bytes
 from energon_lite.storage import open_stream
 from tests.media_files import CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 from tests.testing import examples
@@ -174,6 +175,26 @@ def test_a_file_that_was_cut_off(kind: str) -> None:
         decode.allow_truncated = True
         assert decode.get_audio().audio_clips
     assert decoder(data).get_audio().audio_clips  # and the whole file is not taken for one
+
+
+def test_bytes_that_are_missing() -> None:
+    def box(length: int, kind: bytes, more: bytes = b"") -> bytes:
+        return length.to_bytes(4, "big") + kind + more
+
+    file, ebml = box(16, b"ftyp", bytes(8)), b"\x1aE\xdf\xa3\x82\0\0\x18S\x80g"
+    frame, tag = b"\xff\xfb" + bytes(34), b"ID3\4\0\0" + bytes([0, 0, 1, 2]) + bytes(130)
+    whole = [file, file + box(12, b"mdat", b"text"), file + box(8, b"mdat"), b"RIFF\x08\0\0\0WAVEdata"]
+    whole += [file + box(1, b"mdat", (20).to_bytes(8, "big") + b"text"), frame + b"Xing" + box(2, box(52, b"1234"))]
+    whole += [ebml + size + b"films" for size in (b"\x85", b"\x40\x05")]
+    for name in (b"Xing", b"Info"):
+        whole += [start + frame + name + box(3, bytes(4), box(56, b"1234")) for start in (b"", tag)]
+    unknown = [file + box(length, b"mdat", b"text, to the end") for length in (0, 7)]
+    unknown += [b"RIFF" + length + b"WAVEdata" for length in (bytes(4), b"\xff" * 4, b"\xff" * 3 + b"\x7f")]
+    unknown += [ebml + size + b"films" for size in (b"\xff", b"\x01" + b"\xff" * 7)] + [ebml[:-1] + b"X\x89other"]
+    unknown += [frame + b"Xing" + box(1, box(99, b"1234")), frame + b"none" + box(3, bytes(4), box(99, b"1234"))]
+    for data in (*whole, *unknown, b"something else"):
+        found = [missing_bytes(io.BytesIO(part)) for part in (data, data[:-3])]
+        assert found == [0, 3 if data in whole else 0], data
 
 
 def test_a_film_that_begins_with_its_index_was_cut_off() -> None:

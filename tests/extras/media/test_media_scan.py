@@ -64,9 +64,16 @@ def test_a_plain_folder(folder: Path, workers: int, monkeypatch: pytest.MonkeyPa
 def test_what_is_taken_for_a_medium(folder: Path) -> None:
     assert prepare_media(folder, glob("*.wav")).found == 1
     assert prepare_media(folder, glob("deep/*")).found == 1
-    assert prepare_media(folder, BY_CONTENT).found == 2
+    report = prepare_media(folder, BY_CONTENT)
+    assert report.found == 2 and [entry for entry, _ in report.broken] == ["cut.mkv", "no.png"]
     with closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as database:
         filters = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
+    data = (folder / "b.WAV").read_bytes()
+    for source, name in ((folder / "b.WAV", None), (data, "b.wav"), (io.BytesIO(data), "b.wav")):
+        assert BY_NAME.extract_metadata(source, name) == MediaTable(str(folder)).get("b.WAV")
+    assert BY_NAME.extract_metadata(data[:-9], "b.wav") is BY_NAME.extract_metadata(data, "b.txt") is None
+    with pytest.raises(UsageError, match="have no name"):
+        BY_NAME.extract_metadata(data)
     assert filters == [("GLOB", "*.wav"), ("GLOB", "deep/*"), ("HEADER", "")]
     assert MediaTable(str(folder)).get("b.WAV") is not None
     with pytest.raises(EmptyDatasetError, match="no file"):

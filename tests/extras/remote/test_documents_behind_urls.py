@@ -12,7 +12,8 @@ import pytest
 
 from energon_lite import get_loader, get_val_dataset
 from energon_lite.documents.paths import join_url
-from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
+from energon_lite.errors import ConfigError, DatasetError, NotPreparedError, ShardChangedError
+from energon_lite.extras.formats import jsonl_index
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -94,7 +95,7 @@ LINES = b'\xef\xbb\xbf{"n": 0}\r\n{"n": 1}\n\n   \n{"n": 2}\n{"n": 3, "text": "\
 
 
 @pytest.mark.parametrize("data", [LINES, LINES + b"\n", b'{"n": 0}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n'])
-@pytest.mark.parametrize("indexed", [False, True, "stale"])
+@pytest.mark.parametrize("indexed", [False, True, "stale", "cut", "empty", "twice", "early"])
 def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: bool | str) -> None:
     """The samples, and their order, are those of a local copy, whether or not there is an index beside the file."""
     local = tmp_path / "chats.jsonl"
@@ -102,8 +103,10 @@ def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: b
     put("bucket/chats.jsonl", data)
     here = WebdatasetSource.open(local)
     if indexed:
-        starts = np.append(here.index.samples[:-1][:, 2], len(data) + (indexed == "stale")).astype("<u8")
-        put("bucket/chats.jsonl.idx", starts.tobytes())
+        starts = np.append(here.index.samples[:-1][:, 2], len(data) + (indexed == "stale"))
+        starts[0] -= indexed == "early"
+        made = np.repeat(starts, 1 + (indexed == "twice"))[: 0 if indexed == "empty" else None].astype("<u8").tobytes()
+        put("bucket/chats.jsonl.idx", made + b"\0" * (indexed == "cut"))
     url = "memory://bucket/chats.jsonl"
     there = WebdatasetSource.open(url)
     assert there.fingerprint == here.fingerprint and there.contents == here.contents
@@ -113,12 +116,19 @@ def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: b
     assert found[0] == found[1] == [0, 1, 2, 3]
 
 
-def test_a_file_that_changes(put: Callable[..., None]) -> None:
+def test_a_file_that_changes(put: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     put("bucket/chats.jsonl", '{"n": 1}\n')
     put("bucket/chats.jsonl.idx", np.array([0, 9], dtype="<u8").tobytes())
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl_index, "_starts", None)  # its index is kept
+        assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
     put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
+    put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    monkeypatch.setattr(jsonl_index, "_starts", lambda url, size: put("bucket/chats.jsonl", "{}\n" * 20))
+    with pytest.raises(ShardChangedError, match="written to while it was read"):
+        WebdatasetSource.open("memory://bucket/chats.jsonl")
 
 
 def test_over_http(serve: Callable[..., str], tmp_path: Path, leaf_of: Callable[..., Path]) -> None:

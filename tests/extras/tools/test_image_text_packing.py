@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -137,10 +137,14 @@ def test_each_kind_of_sample() -> None:
 
 @settings(max_examples=examples(30))
 @given(height=st.integers(1, 300), width=st.integers(1, 300), most=st.integers(1, 40))
+@example(height=20, width=12, most=40)
 def test_an_image_has_at_most_so_many_tokens(height: int, width: int, most: int) -> None:
     encoder = ImageTextTaskEncoder(list, image_token=IMAGE, end_token=END, patch=2, merge=2, max_image_tokens=most)
-    made = encoder._resized(torch.zeros(3, height, width))
+    made, encoder.max_image_tokens = encoder._resized(torch.zeros(3, height, width)), None
     assert made.shape[1] % 4 == made.shape[2] % 4 == 0 and 1 <= made.shape[1] * made.shape[2] / 16 <= most
+    whole = (3, *(4 * max(1, round(side / 4)) for side in (height, width)))
+    assert encoder._resized(torch.zeros(3, height, width)).shape == whole
+    assert made.shape == whole or whole[1] * whole[2] / 16 > most
 
 
 # -- positions in three dimensions: by hand, and as transformers has them ----------------------------------------------

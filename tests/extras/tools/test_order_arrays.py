@@ -160,7 +160,9 @@ def test_as_many_data_sets_as_the_numbers_allow() -> None:
 
 @pytest.mark.parametrize(("n", "workers"), [(1, 1), (1000, 1), (100_003, 2)])
 def test_shuffled_ahead(tmp_path: Path, n: int, workers: int) -> None:
+    opened = len(os.listdir("/dev/fd"))
     order = shuffle_ahead(n, 2**64 - 5, folder=tmp_path, workers=workers).result(timeout=60)
+    assert len(os.listdir("/dev/fd")) - opened <= 1  # the mapping has one
     assert np.array_equal(order, permute_array(np.arange(n), n, 2**64 - 5))
     assert os.listdir(tmp_path) == []
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras.tools import PackedList, packed_list
-from energon_lite.storage.files.array_file import read_arrays, write_arrays
+from energon_lite.storage.files.array_file import BLOCK, read_arrays, write_arrays
 from tests.accidents import damaged
 from tests.extras.tools.list_work import read_packed, read_plain, record
 from tests.fork_server import ForkedProgram
@@ -118,6 +118,7 @@ class TestErrors:
             ([2**64], r"because of \[0\]: "),
             (np.array([None]), "a numpy.ndarray is not"),
             (np.zeros(2, dtype=[("x", "i4")]), "a numpy.ndarray is not"),
+            (np.zeros(2, dtype=[("x", "i4")])[0], "a numpy.void is not"),
             (OrderedDict(a=1), "a collections.OrderedDict is not"),
         ],
     )
@@ -174,6 +175,17 @@ class TestTrust:
                 assert made[number] == item
             except DatasetError as error:
                 assert error.fix and error.where == str(path)
+
+    def test_each_block_is_verified(self, tmp_path: Path) -> None:
+        path = tmp_path / "list"
+        PackedList.from_iterable([bytes([number]) * BLOCK for number in range(4)], path)
+        whole = path.read_bytes()
+        end = whole.rindex(b"\1" * 9) + 8  # the last byte of item 1: in a block that item 0 does not touch
+        path.write_bytes(whole[:end] + b"x" + whole[end + 1 :])
+        made = PackedList.open(path)
+        assert made[0] == bytes(BLOCK) and made[3] == b"\3" * BLOCK
+        with pytest.raises(DatasetError):
+            made[1]
 
     def test_pickles_only_where_allowed(self, tmp_path: Path) -> None:
         items = [Fraction(1, 3), {"set": {1, 2}}, OrderedDict(a=1)]

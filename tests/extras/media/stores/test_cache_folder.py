@@ -47,11 +47,12 @@ def folder(tmp_path: Path) -> Iterator[CacheFolder]:
 def test_what_a_killed_process_had_is_removed(folder: CacheFolder) -> None:
     process = child(Path(folder.parent), 70)
     assert folder.reserve(31, MOST, 10) is None
+    opened = len(os.listdir("/dev/fd"))
     folder.sweep()
     assert folder.reserve(31, MOST, 10) is None, "it lives"
     kill_all([process])
     folder.sweep()
-    assert folder.reserve(100, MOST, 10) is not None
+    assert folder.reserve(100, MOST, 10) is not None and len(os.listdir("/dev/fd")) == opened
     name, user = os.path.basename(folder.path), os.geteuid()
     assert sorted(os.listdir(folder.parent)) == [f".energon_lite_cache.{user}", name, f"{name}.{user}.usage"]
     folder.close()
@@ -85,6 +86,12 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
         CacheFolder(os.fspath(tmp_path / "file")).reserve(1, MOST, 1)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name, user in (("link", os.geteuid()), ("other", os.geteuid() + 1)):
+        made = CacheFolder(os.fspath(tmp_path / name), is_ours=True)
+        made._user = user
+        with pytest.raises(UsageError, match="belongs to another user"):
+            made.reserve(1, MOST, 1)
 
 
 def test_what_others_have_in_the_folder_stays(folder: CacheFolder) -> None:
