@@ -16,7 +16,7 @@ from typing import Any
 
 from energon_lite.extras.remote.file_versions import Answer
 
-#: Bytes of the head of an answer, at most.
+#: Most bytes of the head of an answer.
 _LARGEST_HEAD = 1 << 16
 #: Statuses of an overloaded server: the request may be sent again later.
 _BUSY = {b"408", b"429", b"500", b"502", b"503", b"504", b"509"}

@@ -149,4 +149,4 @@ def answered(url: str) -> None:
 
 def _server_of(url: str) -> str:
     """The scheme of a URL, and its server or bucket."""
-    return "/".join(url.split("/", 3)[:3])
+    return "/".join(url.split("/")[:3])

@@ -25,7 +25,7 @@ HELLO, PROOF, WELCOME, REFUSAL, BEAT, MESSAGE = range(6)
 IN_SEGMENT, RELEASED, SILENT = 6, 7, 8
 _HEAD = struct.Struct("<4sB3xQ")
 _MAGIC = b"ENLW"
-#: Parts written by one call; the system allows 1,024.
+#: Most parts written by one call; the system allows 1,024.
 _VECTOR = 512
 #: Errors of a socket that would have to wait.
 WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

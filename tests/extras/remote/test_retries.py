@@ -37,7 +37,22 @@ def made_from(cause: BaseException) -> BaseException:
         return error
 
 
+def made_during(other: BaseException, *, hidden: bool) -> BaseException:
+    error = Client()
+    error.__context__, error.__suppress_context__ = other, hidden
+    return error
+
+
 FAILURES: list[tuple[BaseException, str]] = [
+    *[(Client(status=status), "passing") for status in (408, 425, 504, 509)],
+    *[(Client(status=status), "refused") for status in (400, 505)],
+    *[(Client(code=code), "unknown") for code in (399, 600)],
+    (Client(status=410), "missing"),
+    (Client(response={}), "unknown"),
+    (type("ReadTimeoutError", (Exception,), {})(), "passing"),
+    (OSError(errno.EMFILE, "Too many open files"), "short"),
+    (made_during(ConnectionResetError(), hidden=False), "passing"),
+    (made_during(ConnectionResetError(), hidden=True), "unknown"),
     (answer("SlowDown", 503), "passing"),
     (answer("InternalError", 500), "passing"),
     (answer("SignatureDoesNotMatch", 403), "refused"),
