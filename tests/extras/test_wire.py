@@ -47,10 +47,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Broken(Exception):
-    pass
-
-
 def there_and_back(value: Any) -> Any:
     return wire.unpack(memoryview(bytearray(b"".join(wire.pack(value)))))
 
@@ -63,7 +59,13 @@ plain = st.recursive(
         *(st.text(st.characters(codec=None)), st.binary(), st.sampled_from(odd)),
     ),
     lambda inner: st.one_of(
-        *(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner), st.frozensets(keys), st.sets(keys)),
+        *(
+            st.lists(inner),
+            st.lists(inner).map(tuple),
+            st.dictionaries(keys, inner),
+            st.frozensets(keys),
+            st.sets(keys),
+        ),
         *(st.builds(Record, st.text(), inner), st.builds(Slim, inner), st.builds(Pair, inner, inner)),
     ),
     max_leaves=20,
@@ -143,35 +145,35 @@ def test_a_value_that_cannot_be_sent_is_named(value: Any, named: str) -> None:
         wire.pack(torch.eye(2).to_sparse())
 
 
-OTHERS = ["os:system", "builtins:object", f"{__name__}:Plain", f"{__name__}:Slim.__init__", "os:nothing.more", "builtins:tuple"]
+@pytest.fixture
+def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter without a file, but with a class that has the name of something else."""
+    monkeypatch.setattr(wire, "_known", {})
+    monkeypatch.setattr(sys.modules["__main__"], "geohash", Record, raising=False)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+
+
+OTHERS = [
+    "os:system",
+    "builtins:object",
+    f"{__name__}:Plain",
+    f"{__name__}:Slim.__init__",
+    "os:nothing.more",
+    "builtins:tuple",
+]
 
 
 @pytest.mark.parametrize("path", [*OTHERS, "antigravity:geohash"])
-def test_only_known_classes_of_data_are_made_and_nothing_is_imported(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "geohash", Record, raising=False)  # of another module
-    monkeypatch.setattr(wire, "_known", {})
-    monkeypatch.delattr(main, "__file__", raising=False)  # as of an interpreter that has no script
+@pytest.mark.usefixtures("no_script")
+def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str) -> None:
     assert wire.known_class(f"{__name__}:Slim") is Slim
     with pytest.raises(UsageError, match="is no class of data that this process has imported"):
         wire.known_class(path)
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("value", "name", "other", "made"),
-    [
-        (Colour.RED, "Colour", "Record", UsageError),
-        (Record("n"), "Record", "Colour", UsageError),
-        (Broken(), "Broken", "Record", FatalSampleError),
-    ],
-)
-def test_a_class_of_another_kind_is_not_made(value: Any, name: str, other: str, made: type[Exception]) -> None:
-    changed = b"".join(wire.pack([value])).replace(f":{name}".encode(), f":{other}".encode())
-    if made is FatalSampleError:
-        assert type(wire.unpack(memoryview(bytearray(changed)))[0]) is made
-    else:
-        with pytest.raises(made, match="is no "):
-            wire.unpack(memoryview(bytearray(changed)))
+@pytest.mark.parametrize(("value", "other"), [(Colour.RED, b":Record"), (Record("n"), b":Colour")])
+def test_a_class_of_another_kind_is_not_made(value: Any, other: bytes) -> None:
+    changed = b"".join(wire.pack(value)).replace(f":{type(value).__name__}".encode(), other)
+    with pytest.raises(UsageError, match="is no "):
+        wire.unpack(memoryview(bytearray(changed)))

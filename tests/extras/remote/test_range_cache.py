@@ -9,23 +9,25 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, ShardChangedError, UsageError
+from energon_lite.extras.remote import checked_bucket
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
 from tests.accidents import damaged
-from tests.extras.remote.stored_files import files_in, objects, size_of
+from tests.extras.remote.stored_files import files_in, objects, size_of, wait_for_writers
 from tests.testing import examples, nightly_but
 
 
@@ -201,6 +203,63 @@ def test_what_comes_next_stays(data: st.DataObject) -> None:
             assert is_written or 2 * needed[number] >= min(needed[:number])
         for number in there:
             assert bytes(folders[0].find(folders[0].file("00", str(number))) or b"") == bytes([number]) * sizes[number]
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    folder, size = CheckedFolder(str(tmp_path / "store"), 20 * 116, option="store"), 100
+
+    def places(numbers: Iterable[int]) -> list[str]:
+        return [folder.place(b"%d" % number) for number in numbers]
+
+    for age, path in enumerate(places(range(20))):  # full to the last byte
+        assert folder.write(path, bytes([age]) * size)
+        os.utime(path, (1000 + age, 1000 + age))
+    assert (tmp_path / "store/bytes.lock").read_bytes() == (20 * 116).to_bytes(8, "little")
+    for number in (0, 3):
+        assert folder.find(places([number])[0]) == bytes([number]) * size  # used again
+    assert folder.write(places([20])[0], bytes(size))
+    assert [os.path.exists(path) for path in places(range(21))] == [number not in (1, 2, 4) for number in range(21)]
+    assert (tmp_path / "store/bytes.lock").read_bytes() == (18 * 116).to_bytes(8, "little")
+    (tmp_path / "store/bytes.lock").write_bytes(b"cut")
+    for path in places([21, 22, 23]):
+        assert folder.write(path, bytes(size)) and size_of(files_in(tmp_path / "store")) <= 20 * 116
+    assert not folder.write(places([24])[0], bytes(20 * 116)), "larger than the folder"
+    assert not folder.write(places([25])[0], b"1"), "not measured again at once"
+
+
+def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its folders by itself. What is needed last gives way, but only to what is needed much sooner."""
+    listed, list_files = list[str](), checked_bucket.list_files
+    monkeypatch.setattr(checked_bucket, "list_files", lambda *what: listed.append(what[1]) or list_files(*what))
+    monkeypatch.setattr(checked_bucket, "_SHARE", 5)
+
+    def far(names: Iterable[str]) -> list[float]:
+        return [100.0 + int(name.rsplit("/", 1)[1]) for name in names]
+
+    store = CheckedBucket(bucket, 256 * 1000 + 255, option="store", kept="kept", distances=far)
+
+    def write(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> bool:
+        is_taken = store.write(store.file(folder, str(number)), bytes(size - 16), lambda: distance)
+        wait_for_writers()
+        return is_taken
+
+    def there() -> list[int]:
+        return sorted(int(name.rsplit("/", 1)[1]) for name in objects() if name.startswith("/bucket/samples/00/"))
+
+    assert write(50, folder="01")
+    for number in range(9):
+        assert write(number)
+    assert listed == ["01", *["00"] * 5], "every 200 bytes"
+    memory.pipe_file("/bucket/samples/00/other/77", bytes(100))  # of hooks that are not used any more
+    assert write(9) and there() == [*range(10), 77] and len(listed) == 6, "the one of other hooks is not yet seen"
+    assert write(10) and listed[6:] == ["00"] and there() == [*range(8), 10], "it goes first, then the last needed ones"
+    assert write(11) and there() == [*range(8), 10, 11] and len(listed) == 7, "full to the last byte"
+    assert not write(12, distance=54.0) and len(listed) == 7, "108 had to go, which is not twice as far"
+    assert write(12, distance=53.9) and there() == [*range(8), 12] and len(listed) == 8
+    assert not write(13, size=1001) and write(14, size=1000) and there() == [14] and len(listed) == 9
+    memory.pipe_file("/bucket/samples/00/kept/14", b"damaged")
+    memory.pipe_file("/bucket/samples/01/kept/50", b"damaged")
+    assert store.find("00/kept/14") is None is store.find("01/kept/50") and store.damaged == 2
 
 
 def test_writers_race_in_a_bucket(bucket: str) -> None:

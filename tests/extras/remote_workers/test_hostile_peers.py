@@ -21,8 +21,9 @@ from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_train_da
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
-from energon_lite.extras.remote_workers import JobServer, TcpWorkers, handshake
-from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
+from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers, handshake
+from energon_lite.extras.remote_workers.described import host_and_port, secret_in
+from energon_lite.extras.remote_workers.frames import FrameError, frame, frames, keep_alive
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet, join
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.extras.remote_workers.server import jobs_in
@@ -30,7 +31,7 @@ from energon_lite.extras.remote_workers.tcp_workers import answers_in
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure
 from tests.extras.remote_workers.served import serving
-from tests.testing import ALONE, batches_of, examples, nightly_but, until
+from tests.testing import ALONE, batches_of, examples, in_time, nightly_but, until
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)
@@ -263,6 +264,9 @@ def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
     runs = _dataset(leaf_of(50), task_encoder=Sized(1)).resolved
     card = run_card(runs.identity.to_plain(), runs.runner())
     check_card(card, card, runs.identity)
+    check_card(card, card)
+    with pytest.raises(RefusedError, match="Python is missing at the trainer and 3 here, the data set"):
+        check_card({**card, "environment": 7, "data": {}}, card | {"environment": {"Python": "3"}})
     for change, text in (
         ({"environment": card["environment"] | {"torch": "0.1"}}, "torch is 0.1 at the trainer and "),
         ({"code": dict.fromkeys(card["code"], "0")}, "the code of the task encoder in test_hostile_peers.py differs"),
@@ -272,12 +276,70 @@ def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
             check_card(card | change, card, runs.identity)
 
 
-def test_another_version_of_the_protocol_is_refused() -> None:
+def _hello(version: int, has_secret: bool) -> list[memoryview]:
+    return frame(0, [memoryview(struct.pack("<H?32s", version, has_secret, bytes(32)))])
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "error", "said"),
+    [
+        (None, _hello(2, False), RefusedError, "speaks version 2 of the protocol, this trainer 1"),
+        (None, frame(0, [memoryview(bytes(34))]), FrameError, "a greeting of another size"),
+        (None, frame(2, [memoryview(bytes(35))]), FrameError, "out of turn"),
+        (b"s" * 16, _hello(1, False), RefusedError, "the worker has no secret"),
+        (b"s" * 16, _hello(1, True) + frame(2, [memoryview(bytes(32))]), RefusedError, "does not know the secret"),
+        (None, [], TimeoutError, "timed out"),
+    ],
+)
+def test_a_trainer_refuses_what_is_no_worker_of_its_run(own: Any, sent: Any, error: Any, said: str) -> None:
     trainer, worker = socket.socketpair()
     with trainer, worker:
-        worker.sendall(b"".join(frame(0, [memoryview(struct.pack("<H?32s", 2, False, bytes(32)))])))
-        with pytest.raises(RefusedError, match="speaks version 2 of the protocol, this trainer 1"):
-            join(trainer, None, {}, 60.0)
+        worker.sendall(b"".join(sent))
+        with pytest.raises(error, match=said):
+            in_time(lambda: join(trainer, own, {}, 1.0 if sent else 0.05))
+
+
+@pytest.mark.parametrize("place", [0, 4, 5, 7, 8])
+def test_a_frame_is_changed_in_one_byte_of_its_head(place: int) -> None:
+    head = bytearray(b"".join(frame(8, [memoryview(bytes(AGREED))])))
+    for change in (0, 1):
+        head[place] += change
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(head)
+            if change:
+                with pytest.raises(FrameError, match="65,537 bytes; 65,536 were" if place == 8 else "is no frame"):
+                    next(frames(here, [AGREED]))
+            else:
+                got = next(frames(here, [AGREED]))
+                assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
+
+
+JOB, VALUE = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3)), ({}, [0], 0, None, 7)
+ANSWER = (7, True, VALUE)
+
+
+@pytest.mark.parametrize("jobs", [[], [(7, "job")], [(7, JOB), (8.0, JOB)]])
+def test_messages_without_jobs_end_a_connection(jobs: list[Any]) -> None:
+    with pytest.raises(FrameError, match="no jobs in it"):
+        jobs_in(memoryview(bytearray(b"".join(wire.pack((jobs, False))))))
+
+
+@pytest.mark.parametrize("answers", [[(8, True, VALUE)], [ANSWER] * 2, [(7, True, VALUE[1:])], [(7, False, VALUE)], []])
+@pytest.mark.parametrize("rest", [(0.5, []), ({}, [0.5])])
+def test_answers_that_are_none_end_a_connection(answers: list[Any], rest: tuple[Any, ...]) -> None:
+    with pytest.raises(FrameError, match="answers none of the worker's jobs"):
+        answers_in(memoryview(bytearray(b"".join(wire.pack((answers, *rest))))), [7, 9])
+
+
+def test_connections_are_watched_by_the_system() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        keep_alive(made)
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for name, seconds in (("IDLE", 5), ("INTVL", 2), ("CNT", 3)):
+            if option := getattr(socket, f"TCP_KEEP{name}", 0):
+                assert made.getsockopt(socket.IPPROTO_TCP, option) == seconds
 
 
 def test_nothing_is_served_openly(leaf_of: Any) -> None:
@@ -289,16 +351,23 @@ def test_nothing_is_served_openly(leaf_of: Any) -> None:
 
 
 def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
-    for addresses in ("host", "host:port", ":70", "host:70000"):
+    assert host_and_port("[::1]:65535") == ("::1", 65_535)
+    for addresses in ("host", "host:port", ":70", "host:65536"):
         with pytest.raises(UsageError, match="host:port"):
             TcpWorkers([addresses])
     with pytest.raises(UsageError, match="without addresses"):
         TcpWorkers()
     with pytest.raises(UsageError, match="secret is unknown"):
         TcpWorkers.from_text("tcp://host:70?secret=abc")
-    (tmp_path / "short").write_text("abc")
+    for numbers in ((0, 0), (1, 2), (1, -1)):
+        with pytest.raises(UsageError, match="give 0 <= minimum <= maximum"):
+            RayWorkers(*numbers)
+    assert RayWorkers(2, 2).minimum == 2 and RayWorkers(1, 0).maximum == 1
+    (tmp_path / "short").write_text(16 * "s" + "\n")
+    assert secret_in(tmp_path / "short") == 16 * b"s"
+    (tmp_path / "short").write_text(15 * "s" + "\n")
     for workers, said in (
-        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"), "a secret of 3 bytes"),
+        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"), "a secret of 15 bytes"),
         (TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"), "the file of the secret cannot be read"),
         ("carrier-pigeon://loft", "no workers of the kind 'carrier-pigeon'"),
     ):
