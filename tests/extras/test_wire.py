@@ -145,14 +145,6 @@ def test_a_value_that_cannot_be_sent_is_named(value: Any, named: str) -> None:
         wire.pack(torch.eye(2).to_sparse())
 
 
-@pytest.fixture
-def no_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreter without a file, but with a class that has the name of something else."""
-    monkeypatch.setattr(wire, "_known", {})
-    monkeypatch.setattr(sys.modules["__main__"], "geohash", Record, raising=False)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-
-
 OTHERS = [
     "os:system",
     "builtins:object",
@@ -164,8 +156,10 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("path", [*OTHERS, "antigravity:geohash"])
-@pytest.mark.usefixtures("no_script")
-def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str) -> None:
+def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(wire, "_known", {})
+    monkeypatch.setattr(sys.modules["__main__"], "geohash", Record, raising=False)  # and that has no file
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert wire.known_class(f"{__name__}:Slim") is Slim
     with pytest.raises(UsageError, match="is no class of data that this process has imported"):
         wire.known_class(path)

@@ -27,7 +27,7 @@ from energon_lite.extras.remote.range_cache import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
 from tests.accidents import damaged
-from tests.extras.remote.stored_files import files_in, objects, size_of, wait_for_writers
+from tests.extras.remote.stored_files import files_in, objects, size_of
 from tests.testing import examples, nightly_but
 
 
@@ -206,25 +206,21 @@ def test_what_comes_next_stays(data: st.DataObject) -> None:
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
-    folder, size = CheckedFolder(str(tmp_path / "store"), 20 * 116, option="store"), 100
-
-    def places(numbers: Iterable[int]) -> list[str]:
-        return [folder.place(b"%d" % number) for number in numbers]
-
-    for age, path in enumerate(places(range(20))):  # full to the last byte
-        assert folder.write(path, bytes([age]) * size)
+    folder, count = CheckedFolder(str(tmp_path / "store"), 20 * 116, option="store"), tmp_path / "store/bytes.lock"
+    places = [folder.place(b"%d" % number) for number in range(26)]
+    for age, path in enumerate(places[:20]):  # full to the last byte
+        assert folder.write(path, bytes(100))
         os.utime(path, (1000 + age, 1000 + age))
-    assert (tmp_path / "store/bytes.lock").read_bytes() == (20 * 116).to_bytes(8, "little")
-    for number in (0, 3):
-        assert folder.find(places([number])[0]) == bytes([number]) * size  # used again
-    assert folder.write(places([20])[0], bytes(size))
-    assert [os.path.exists(path) for path in places(range(21))] == [number not in (1, 2, 4) for number in range(21)]
-    assert (tmp_path / "store/bytes.lock").read_bytes() == (18 * 116).to_bytes(8, "little")
-    (tmp_path / "store/bytes.lock").write_bytes(b"cut")
-    for path in places([21, 22, 23]):
-        assert folder.write(path, bytes(size)) and size_of(files_in(tmp_path / "store")) <= 20 * 116
-    assert not folder.write(places([24])[0], bytes(20 * 116)), "larger than the folder"
-    assert not folder.write(places([25])[0], b"1"), "not measured again at once"
+    assert count.read_bytes() == (20 * 116).to_bytes(8, "little")
+    assert folder.find(places[0]) == folder.find(places[3]) == bytes(100)  # used again
+    assert folder.write(places[20], bytes(100))
+    assert [path for path in places[:21] if not os.path.exists(path)] == [places[1], places[2], places[4]]
+    assert count.read_bytes() == (18 * 116).to_bytes(8, "little")
+    count.write_bytes(b"cut")
+    assert all(folder.write(path, bytes(100)) for path in places[21:24])
+    assert size_of(files_in(tmp_path / "store")) <= 20 * 116
+    assert not folder.write(places[24], bytes(20 * 116)), "larger than the folder"
+    assert not folder.write(places[25], b"1"), "not measured again at once"
 
 
 def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,28 +234,25 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
 
     store = CheckedBucket(bucket, 256 * 1000 + 255, option="store", kept="kept", distances=far)
 
-    def write(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> bool:
-        is_taken = store.write(store.file(folder, str(number)), bytes(size - 16), lambda: distance)
-        wait_for_writers()
-        return is_taken
+    def there(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> list[int]:
+        """Objects after one was written, or not."""
+        is_taken = store.write(f"{folder}/kept/{number}", bytes(size - 16), lambda: distance)
+        names = [name.split("/")[3:] for name in objects()]
+        return sorted(int(name) for where, _, name in names if where == folder) if is_taken else []
 
-    def there() -> list[int]:
-        return sorted(int(name.rsplit("/", 1)[1]) for name in objects() if name.startswith("/bucket/samples/00/"))
-
-    assert write(50, folder="01")
-    for number in range(9):
-        assert write(number)
+    assert there(50, folder="01") == [50] and [there(number) for number in range(9)][-1] == [*range(9)]
     assert listed == ["01", *["00"] * 5], "every 200 bytes"
     memory.pipe_file("/bucket/samples/00/other/77", bytes(100))  # of hooks that are not used any more
-    assert write(9) and there() == [*range(10), 77] and len(listed) == 6, "the one of other hooks is not yet seen"
-    assert write(10) and listed[6:] == ["00"] and there() == [*range(8), 10], "it goes first, then the last needed ones"
-    assert write(11) and there() == [*range(8), 10, 11] and len(listed) == 7, "full to the last byte"
-    assert not write(12, distance=54.0) and len(listed) == 7, "108 had to go, which is not twice as far"
-    assert write(12, distance=53.9) and there() == [*range(8), 12] and len(listed) == 8
-    assert not write(13, size=1001) and write(14, size=1000) and there() == [14] and len(listed) == 9
-    memory.pipe_file("/bucket/samples/00/kept/14", b"damaged")
-    memory.pipe_file("/bucket/samples/01/kept/50", b"damaged")
-    assert store.find("00/kept/14") is None is store.find("01/kept/50") and store.damaged == 2
+    assert there(9) == [*range(10), 77] and len(listed) == 6, "it is not yet seen"
+    assert there(10) == [*range(8), 10] and len(listed) == 7, "it went first, then what is needed last"
+    assert there(11) == [*range(8), 10, 11] and len(listed) == 7, "full to the last byte"
+    assert not there(12, distance=54.0) and len(listed) == 7, "108 had to go, which is not twice as far"
+    assert there(12, distance=53.9) == [*range(8), 12] and len(listed) == 8
+    assert not there(13, size=1001) and there(14, size=1000) == [14] and len(listed) == 9
+    for path in ("00/kept/14", "01/kept/50"):
+        memory.pipe_file(f"/bucket/samples/{path}", b"damaged")
+        assert store.find(path) is None
+    assert store.damaged == 2
 
 
 def test_writers_race_in_a_bucket(bucket: str) -> None:

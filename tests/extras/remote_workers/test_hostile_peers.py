@@ -296,23 +296,21 @@ def test_a_trainer_refuses_what_is_no_worker_of_its_run(own: Any, sent: Any, err
     with trainer, worker:
         worker.sendall(b"".join(sent))
         with pytest.raises(error, match=said):
-            in_time(lambda: join(trainer, own, {}, 1.0 if sent else 0.05))
+            in_time(lambda: join(trainer, own, {}, 60.0 if sent else 0.05))
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 7, 8])
-def test_a_frame_is_changed_in_one_byte_of_its_head(place: int) -> None:
+def test_one_byte_of_a_head_is_changed(place: int) -> None:
     head = bytearray(b"".join(frame(8, [memoryview(bytes(AGREED))])))
-    for change in (0, 1):
-        head[place] += change
-        here, there = socket.socketpair()
-        with here, there:
-            there.sendall(head)
-            if change:
-                with pytest.raises(FrameError, match="65,537 bytes; 65,536 were" if place == 8 else "is no frame"):
-                    next(frames(here, [AGREED]))
-            else:
-                got = next(frames(here, [AGREED]))
-                assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(head)
+        got = next(frames(here, [AGREED]))
+        assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
+        head[place] += 1
+        there.sendall(head)
+        with pytest.raises(FrameError, match="65,537 bytes; 65,536 were" if place == 8 else "is no frame"):
+            next(frames(here, [AGREED]))
 
 
 JOB, VALUE = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3)), ({}, [0], 0, None, 7)
@@ -337,9 +335,6 @@ def test_connections_are_watched_by_the_system() -> None:
         keep_alive(made)
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        for name, seconds in (("IDLE", 5), ("INTVL", 2), ("CNT", 3)):
-            if option := getattr(socket, f"TCP_KEEP{name}", 0):
-                assert made.getsockopt(socket.IPPROTO_TCP, option) == seconds
 
 
 def test_nothing_is_served_openly(leaf_of: Any) -> None:

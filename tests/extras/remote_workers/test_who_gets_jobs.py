@@ -81,41 +81,33 @@ def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
 
 
 def test_the_load_of_a_machine_is_the_share_of_its_busy_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stat, load = [7.0], tmp_path / "stat", HostLoad(0.5)
+    """Ticks of users, nice ones, the system, none, waits for disks, interrupts of two kinds, other guests."""
+    clock, load, unknown = [7.0], HostLoad(0.5), HostLoad(0.0)
     monkeypatch.setattr(mixed_pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(mixed_pool, "_COUNTERS", stat)
-
-    def is_high(*ticks: int, seconds: float = 0.5) -> bool:
+    for seconds, ticks, is_high in (
+        (0.5, "70 0 0 10 10 0 0 0", False),  # it is known from the second look on
+        (0.5, "74 1 1 16 14 1 1 2", False),  # half of them
+        (0.25, "99 1 1 16 14 1 1 2", False),  # too early
+        (0.25, "77 2 2 19 15 1 1 2", True),  # 5 of 9
+        (0.25, "77 2 2 99 15 1 1 2", True),
+        (0.25, "77 2 2 19 15 1 1 2", False),  # no ticks at all
+        (0.5, "77 2 2 19 15 1 1 3", True),
+    ):
+        monkeypatch.setattr(mixed_pool, "_COUNTERS", tmp_path / "none")
+        assert not unknown.is_high()
+        (tmp_path / "stat").write_text(f"cpu  {ticks} {clock[0]:.0f}00 0\ncpu0 1 1 1 1\n")
+        monkeypatch.setattr(mixed_pool, "_COUNTERS", tmp_path / "stat")
         clock[0] += seconds
-        stat.write_text(f"cpu  {' '.join(map(str, ticks))} 900 900\ncpu0 1 1 1 1\n")
-        return load.is_high()
-
-    # Ticks of users, nice ones, the system, none, waits for disks, interrupts of two kinds, other guests.
-    assert not is_high(70, 0, 0, 10, 10, 0, 0, 0), "it is known from the second look on"
-    assert not is_high(74, 1, 1, 15, 15, 1, 1, 2), "half of them"
-    assert not is_high(99, 1, 1, 15, 15, 1, 1, 2, seconds=0.25)
-    assert is_high(76, 2, 2, 17, 17, 1, 1, 2, seconds=0.25) is False, "4 of 8"
-    assert is_high(79, 2, 2, 18, 18, 1, 1, 2)
-    assert is_high(79, 2, 2, 90, 18, 1, 1, 2, seconds=0.25), "the last one counts"
-    assert not is_high(79, 2, 2, 18, 18, 1, 1, 2), "no ticks at all"
-    assert is_high(79, 2, 2, 18, 18, 1, 1, 3)
-    monkeypatch.setattr(mixed_pool, "_COUNTERS", tmp_path / "none")
-    nothing = HostLoad(0.0)
-    assert not nothing.is_high()
-    clock[0] += 0.5
-    assert not nothing.is_high()
+        assert load.is_high() == is_high, ticks
 
 
 def test_times_of_jobs_correct_those_of_their_data_sets() -> None:
-    def job(*leaves: int) -> Any:
-        return SimpleNamespace(addresses=[(leaf, 5, 0) for leaf in leaves])
-
-    times = JobTimes()
-    times.made(job(0, 0, 1), 5.0)
-    assert [times.expected(job(*leaves)) for leaves in ((0,), (1,), (0, 0, 1), (2,))] == pytest.approx([0.4, 0.2, 1, 0])
-    times.made(job(0), 0.2)
-    assert times.expected(job(0, 1)) == pytest.approx(0.36 + 0.2)
-    times.made(job(), 3.0)
+    times, every = JobTimes(), ((0, 0, 1), (0,), (1,), ())
+    jobs: list[Any] = [SimpleNamespace(addresses=[(leaf, 5, 0) for leaf in leaves]) for leaves in every]
+    for job, seconds in zip(jobs, (5.0, 0.2), strict=False):
+        times.made(job, seconds)
+    times.made(jobs[3], 3.0)
+    assert [times.expected(job) for job in jobs] == pytest.approx([0.92, 0.36, 0.2, 0.0])
 
 
 class SlowHere(Slow):
