@@ -98,9 +98,6 @@ def test_arrays_come_back_and_can_be_written(dtype: str) -> None:
     back[0, 0] = back[1, 1]
     assert there_and_back(value[:0]).shape == (0, 3)
     assert [(one == other).all() for one, other in zip(there_and_back([value, value.T]), [value, value.T], strict=True)]
-    strange = b"".join(wire.pack(value)).replace(dtype.encode(), b"|V" + b"3" * (len(dtype) - 2))
-    with pytest.raises(ValueError, match=r"an array of \|V3"):
-        wire.unpack(memoryview(bytearray(strange)))
 
 
 def test_jobs_and_results_come_back() -> None:
@@ -164,10 +161,3 @@ def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str, 
     with pytest.raises(UsageError, match="is no class of data that this process has imported"):
         wire.known_class(path)
     assert "antigravity" not in sys.modules
-
-
-@pytest.mark.parametrize(("value", "other"), [(Colour.RED, b":Record"), (Record("n"), b":Colour")])
-def test_a_class_of_another_kind_is_not_made(value: Any, other: bytes) -> None:
-    changed = b"".join(wire.pack(value)).replace(f":{type(value).__name__}".encode(), other)
-    with pytest.raises(UsageError, match="is no "):
-        wire.unpack(memoryview(bytearray(changed)))
