@@ -244,7 +244,7 @@ class Fetches:
                 self._at_work -= 1
                 if self._waiting:
                     self._launch(())
-        if error is not None and fetch.tasks and not fetch.is_done:
+        if error is not None and fetch.tasks:
             return  # the other request may still succeed
         self._finish(fetch, None if error else data, error)
 

@@ -89,8 +89,7 @@ class RangeClient:
                 raise
             finally:
                 self._busy.discard(connection)
-            if not connection.is_closed:
-                self._idle.append(connection)
+            self._idle.append(connection)
             return answer
 
     def _kept(self) -> _Connection | None:
@@ -175,7 +174,7 @@ class _Connection(asyncio.Protocol):
             self._parts.append(data)
             self._left -= len(data)
         else:
-            data = self._head + data if self._head else data
+            data = self._head + data
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
                 self._head = data
@@ -198,8 +197,7 @@ class _Connection(asyncio.Protocol):
             if self._is_last:
                 self.close()
             if not answer.done():
-                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                answer.set_result(Answer(body, *self._version))
+                answer.set_result(Answer(b"".join(self._parts), *self._version))
 
     def _error(self, head: bytes) -> Exception | None:
         """The error of an answer, by its head in lower case; None if the answer is the range."""
