@@ -240,11 +240,12 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
     assert listed == ["01", *["00"] * 5], "every 200 bytes"
     memory.pipe_file("/bucket/samples/00/other/77", bytes(100))  # of hooks that are not used any more
     assert there(9) == [*range(10), 77] and len(listed) == 6, "it is not yet seen"
-    assert there(10) == [*range(8), 10] and len(listed) == 7, "it went first, then what is needed last"
-    assert there(11) == [*range(8), 10, 11] and len(listed) == 7, "full to the last byte"
-    assert not there(12, distance=54.0) and len(listed) == 7, "108 had to go, which is not twice as far"
-    assert there(12, distance=53.9) == [*range(8), 12] and len(listed) == 8
-    assert not there(13, size=1001) and there(14, size=1000) == [14] and len(listed) == 9
+    assert there(10, distance=60.0) == [*range(10)] and len(listed) == 7, "it went, but 108 is not twice as far as 60"
+    assert there(10) == [*range(8), 10] and len(listed) == 8, "what is needed last went"
+    assert there(11) == [*range(8), 10, 11] and len(listed) == 8, "full to the last byte"
+    assert not there(12, distance=54.0) and len(listed) == 8, "108 had to go, which is not twice as far"
+    assert there(12, distance=53.9) == [*range(8), 12] and not there(13, size=1001) and len(listed) == 9
+    assert there(14, size=1000) == [14] and len(listed) == 10
 
 
 def test_writers_race_in_a_bucket(bucket: str) -> None:
