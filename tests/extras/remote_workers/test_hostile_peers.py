@@ -309,7 +309,8 @@ def test_one_byte_of_a_head_is_changed(place: int) -> None:
             next(frames(here, [AGREED]))
 
 
-JOB, VALUE = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3)), ({}, [0], 0, None, 7)
+JOB = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3))
+VALUE: Any = ({}, [0], 0, None, 7)
 ANSWER = (7, True, VALUE)
 
 
