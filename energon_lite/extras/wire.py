@@ -27,7 +27,7 @@ _TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _TENSOR, _ARRAY = range(7)
 _SCALAR, _DTYPE, _OBJECT, _ENUM, _ERROR, _OWN = range(7, 13)
 #: Kinds of numpy's types that are sent: booleans, numbers, texts, bytes, times.
 _NUMPY_KINDS = frozenset("biufcSUMm")
-#: Bytes of an integer, at most.
+#: Most bytes of an integer.
 _MOST_BYTES = 1 << 12
 #: Types of torch by name.
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -132,15 +132,14 @@ class _Packer:
         if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
             raise TypeError(f"a tensor on {value.device}, {value.layout}, is not sent to another machine")
         held = value.detach().resolve_conj().resolve_neg().contiguous()
-        memory = held.reshape(-1).view(torch.uint8).numpy().data if held.numel() else memoryview(b"")
-        self.buffers.append(memory)
+        self.buffers.append(held.reshape(-1).view(torch.uint8).numpy().data)
         return [_MARKS[_TENSOR], str(value.dtype), [*value.shape], len(self.buffers) - 1, value.requires_grad]
 
     def _array(self, value: np.ndarray) -> list[Any]:
         if value.dtype.kind not in _NUMPY_KINDS:
             raise TypeError(f"an array of {value.dtype} is not sent to another machine")
         held = np.ascontiguousarray(value)
-        self.buffers.append(held.reshape(-1).view(np.uint8).data if held.size else memoryview(b""))
+        self.buffers.append(held.reshape(-1).view(np.uint8).data)
         return [_MARKS[_ARRAY], value.dtype.str, [*value.shape], len(self.buffers) - 1]
 
     def _object(self, value: Any) -> list[Any]:

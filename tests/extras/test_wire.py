@@ -51,7 +51,7 @@ def there_and_back(value: Any) -> Any:
     return wire.unpack(memoryview(bytearray(b"".join(wire.pack(value)))))
 
 
-odd = [Colour.RED, Mark.FINE, torch.bfloat16, np.float32(3), np.str_("a"), np.datetime64("2026-01-01")]
+odd = [Colour.RED, Mark.FINE, torch.bfloat16, np.float32(3), np.str_("a"), np.datetime64("2026-01-01"), 1 << 71]
 keys = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()))
 plain = st.recursive(
     st.one_of(
@@ -59,7 +59,13 @@ plain = st.recursive(
         *(st.text(st.characters(codec=None)), st.binary(), st.sampled_from(odd)),
     ),
     lambda inner: st.one_of(
-        *(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner), st.frozensets(keys)),
+        *(
+            st.lists(inner),
+            st.lists(inner).map(tuple),
+            st.dictionaries(keys, inner),
+            st.frozensets(keys),
+            st.sets(keys),
+        ),
         *(st.builds(Record, st.text(), inner), st.builds(Slim, inner), st.builds(Pair, inner, inner)),
     ),
     max_leaves=20,
@@ -91,6 +97,7 @@ def test_arrays_come_back_and_can_be_written(dtype: str) -> None:
     assert back.dtype == value.dtype and (back == value).all()
     back[0, 0] = back[1, 1]
     assert there_and_back(value[:0]).shape == (0, 3)
+    assert [(one == other).all() for one, other in zip(there_and_back([value, value.T]), [value, value.T], strict=True)]
 
 
 def test_jobs_and_results_come_back() -> None:
@@ -123,6 +130,7 @@ def test_errors_come_back() -> None:
         ({"o": np.array([None])}, "['o'] is a numpy.ndarray"),
         (Record("n", OrderedDict(a=1)), "values is a collections.OrderedDict"),
         ({"p": Path("x")}, "['p'] is a pathlib"),
+        ({"v": np.void(b"ab")}, "['v'] is a numpy.void"),
     ],
 )
 def test_a_value_that_cannot_be_sent_is_named(value: Any, named: str) -> None:
@@ -130,13 +138,25 @@ def test_a_value_that_cannot_be_sent_is_named(value: Any, named: str) -> None:
         wire.pack(value)
     error = unsendable((value, [], 0), caught.value, wire.pack)
     assert named in str(error) and "sent to another machine" in str(error)
+    with pytest.raises(TypeError, match="sparse_coo, is not sent to another machine"):
+        wire.pack(torch.eye(2).to_sparse())
 
 
-OTHERS = ["os:system", "builtins:object", f"{__name__}:Plain", f"{__name__}:Slim.__init__", "os:nothing"]
+OTHERS = [
+    "os:system",
+    "builtins:object",
+    f"{__name__}:Plain",
+    f"{__name__}:Slim.__init__",
+    "os:nothing.more",
+    "builtins:tuple",
+]
 
 
 @pytest.mark.parametrize("path", [*OTHERS, "antigravity:geohash"])
-def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str) -> None:
+def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(wire, "_known", {})
+    monkeypatch.setattr(sys.modules["__main__"], "geohash", Record, raising=False)  # and that has no file
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert wire.known_class(f"{__name__}:Slim") is Slim
     with pytest.raises(UsageError, match="is no class of data that this process has imported"):
         wire.known_class(path)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 from energon_lite.errors import DatasetError, UsageError
@@ -29,9 +29,9 @@ R = TypeVar("R")
 
 #: Folders, by the start of an object's name.
 _FOLDERS = 256
-#: The part of a folder's bytes that a process writes before it lists the folder again.
+#: Share of a folder's bytes, as a divisor, that a process writes before it lists the folder again.
 _SHARE = 256
-#: Requests at the same time, and objects that wait to be written.
+#: Most requests at the same time, and most objects that wait to be written.
 _TOGETHER, _WAITING = 16, 64
 #: Name of an object that tests write access.
 _MARK = "energon_lite.store"
@@ -43,7 +43,7 @@ class _Threads(NamedTuple):
     lock: threading.Lock
 
 
-@lru_cache(1)
+@cache
 def _threads(process: int) -> _Threads:
     """Return the threads of a process: a fork has none."""
     pool = ThreadPoolExecutor(_TOGETHER, "energon-lite-store")

@@ -103,7 +103,7 @@ class CheckedFolder:
     Example:
         >>> folder = CheckedFolder("/scratch/cache", 1 << 40, option="read_ahead")
         >>> folder.write(folder.place(b"key"), b"data")
-        >>> bytes(folder.find(folder.place(b"key"), 4))
+        >>> bytes(folder.find(folder.place(b"key")))
         b'data'
     """
 
@@ -151,17 +151,14 @@ class CheckedFolder:
         """Return whether there is a file, which may be damaged."""
         return os.path.exists(path)
 
-    def find(self, path: str, size: int | None = None) -> memoryview | None:
+    def find(self, path: str) -> memoryview | None:
         """Map the bytes of a file if it exists and is intact; a damaged one is removed.
 
         Args:
-            path: its path, from :meth:`place`.
-            size: its bytes, if they are known.
+            path: its path, from :meth:`place` or :meth:`file`.
         """
         with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
-            length = os.fstat(file.fileno()).st_size
-            is_whole = length > _HEADER.size if size is None else length == _HEADER.size + size
-            view = map_file(file.fileno()) if is_whole else memoryview(b"")
+            view = map_file(file.fileno())
             data = view[_HEADER.size :]
             if bytes(view[: _HEADER.size]) == header(path, data):
                 os.utime(file.fileno())  # the time of last use, by which files are removed

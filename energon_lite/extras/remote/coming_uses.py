@@ -18,9 +18,9 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, 
 
 Ints = NDArray[np.int64]
 
-#: Positions that are looked up at once, at most.
+#: Most positions that are looked up at once.
 _SPAN = 1 << 22
-#: Positions before the current one that other workers may not have reached, at most, and as a part of the data.
+#: Most positions before the current one that other workers may not have reached, and their part of the data.
 _BEHIND, _PART = 1 << 12, 64
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for which a signature is used; stores accept it for 900.
 _SIGNED = 300.0
-#: Objects whose signed requests are kept.
+#: Most objects whose signed requests are kept.
 _SIGNATURES = 1 << 14
 #: Consecutive failures after which the file system reads everything for a while.
 _ODD = 3
@@ -78,7 +78,7 @@ class DirectRanges:
             return Answer(await body.read(), answer.get("ETag", ""))
 
     async def _read(self, path: str, offset: int, size: int) -> Answer | None:
-        server = "/".join(path.split("/", 3)[:3]) if "://" in path else path.partition("/")[0]
+        server = "/".join(path.split("/")[:3]) if "://" in path else path.partition("/")[0]
         if self._until.get(server, 0.0) > time.monotonic():
             return None
         for _ in range(2):  # the credentials may have changed since the request was signed

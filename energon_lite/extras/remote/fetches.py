@@ -21,7 +21,7 @@ from typing import Any
 
 from energon_lite.storage.files.shard_store import ShardRange
 
-#: Requests for the same range, at most; a second one may hang, too.
+#: Most requests for the same range; a second one may hang, too.
 _TRIES = 3
 #: Requests that may be sent twice in a burst.
 _SPARE = 16.0
@@ -33,11 +33,11 @@ _SHORT = 0.01
 _UNKNOWN = 1.0
 #: Seconds after which an idle thread ends: it keeps the objects alive that it reads for.
 _IDLE = 10.0
-#: Bytes up to which all requests take about the same time.
+#: Largest size, in bytes, up to which all requests take about the same time.
 _SMALL = 1 << 17
-#: Answers of a size that are needed for a first estimate of their time.
+#: Fewest answers of a size that are needed for a first estimate of their time.
 _KNOWN = 16
-#: Answers after which the estimate is renewed.
+#: Fewest answers after which the estimate is renewed.
 _AGAIN = 32
 
 
@@ -244,7 +244,7 @@ class Fetches:
                 self._at_work -= 1
                 if self._waiting:
                     self._launch(())
-        if error is not None and fetch.tasks and not fetch.is_done:
+        if error is not None and fetch.tasks:
             return  # the other request may still succeed
         self._finish(fetch, None if error else data, error)
 

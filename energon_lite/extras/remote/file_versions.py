@@ -23,7 +23,7 @@ from energon_lite.storage.files.byte_ranges import uncompared, version_number
 #: Kinds of numbers, in their last two bits: of an ETag; of the time that HTTP names; of anything else.
 _ETAG, _MODIFIED, _OTHER = 1, 3, 0
 _KIND = 3
-#: URLs whose versions are known, at most.
+#: Most URLs whose versions are known.
 _KNOWN = 1 << 14
 #: Seconds after which the record of an object is requested again.
 _RECHECK = 10.0

@@ -146,7 +146,7 @@ class RangeCache:
             return memoryview(self._from_store(one))
         key = repr(tuple(one)).encode("utf-8", "surrogateescape")
         file = self._folder.place(key)
-        data = self._folder.find(file, one.size)
+        data = self._folder.find(file)
         if data is not None:
             COUNTS.folder_hits += 1
             return data
@@ -154,7 +154,7 @@ class RangeCache:
             # One process fetches, the others wait and read its file.
             place = os.path.join(self._folder.path, f"{int(os.path.basename(file)[:8], 16) % _LOCKS:03d}")
             with only_one(place, mode=0o600, patience=_PATIENCE):
-                data = self._folder.find(file, one.size)
+                data = self._folder.find(file)
                 if data is None:
                     fetched = self._from_store(one)
                     data = memoryview(fetched)

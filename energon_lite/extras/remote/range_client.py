@@ -16,7 +16,7 @@ from typing import Any
 
 from energon_lite.extras.remote.file_versions import Answer
 
-#: Bytes of the head of an answer, at most.
+#: Most bytes of the head of an answer.
 _LARGEST_HEAD = 1 << 16
 #: Statuses of an overloaded server: the request may be sent again later.
 _BUSY = {b"408", b"429", b"500", b"502", b"503", b"504", b"509"}
@@ -89,8 +89,7 @@ class RangeClient:
                 raise
             finally:
                 self._busy.discard(connection)
-            if not connection.is_closed:
-                self._idle.append(connection)
+            self._idle.append(connection)
             return answer
 
     def _kept(self) -> _Connection | None:
@@ -175,7 +174,7 @@ class _Connection(asyncio.Protocol):
             self._parts.append(data)
             self._left -= len(data)
         else:
-            data = self._head + data if self._head else data
+            data = self._head + data
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
                 self._head = data
@@ -198,8 +197,7 @@ class _Connection(asyncio.Protocol):
             if self._is_last:
                 self.close()
             if not answer.done():
-                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                answer.set_result(Answer(body, *self._version))
+                answer.set_result(Answer(b"".join(self._parts), *self._version))
 
     def _error(self, head: bytes) -> Exception | None:
         """The error of an answer, by its head in lower case; None if the answer is the range."""

@@ -39,7 +39,7 @@ _TOLD = 5.0
 _file_systems: dict[tuple[int, str], Any] = {}
 #: File system and path of each URL: looking them up for each request takes as long as the rest of it.
 _opened: dict[tuple[int, str], tuple[Any, str]] = {}
-#: URLs in that table, at most.
+#: Most URLs in that table.
 _OPENED = 1 << 14
 
 

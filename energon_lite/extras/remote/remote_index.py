@@ -53,19 +53,19 @@ T = TypeVar("T")
 
 #: Endings of files in ``.nv-meta`` that are not read, and so not copied.
 _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", ".tmp")
-#: Files that are worked on at the same time.
+#: Most files that are worked on at the same time.
 _TOGETHER = 32
 #: Seconds after which an index of an earlier version is removed; until then a run may still use it.
 _OLD = 7 * 86400.0
 #: Bytes of the first request. A request takes about as long as the transfer of a MiB.
 _FIRST_REQUEST = 1 << 16
-#: Bytes of a request at least.
+#: Smallest request, in bytes.
 _SMALLEST_REQUEST = 1 << 13
-#: Bytes of a request at most.
+#: Largest request, in bytes.
 _LARGEST_REQUEST = 8 << 20
 #: Bytes between two reads that count as near each other.
 _NEAR = 1 << 20
-#: Shards whose records are requested because the listing has no version of them, at most.
+#: Most shards whose records are requested because the listing has no version of them.
 _RECORDS = 1000
 
 

@@ -15,11 +15,11 @@ from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_members import Int64
 
-#: Bytes between two wanted samples that are cheaper to read than to skip by a second request.
+#: Largest gap between two wanted samples, in bytes, that is cheaper to read than to skip by a second request.
 _GAP = 1 << 18
 #: Bytes of one request; for larger ones the latency of a request does not matter any more.
 _LARGEST = 8 << 20
-#: Runs whose ranges are remembered.
+#: Most runs whose ranges are remembered.
 _RUNS = 1 << 12
 
 

@@ -1,7 +1,7 @@
 """Retries of requests to stores: how long it pays to wait after an error of a store's client.
 
-Clients raise exceptions of all kinds, so an error is classified by its HTTP status, by the code of the store, by its
-number, or by its class, in this order; then in the same way by its causes.
+Clients raise exceptions of all kinds, so an error is classified by its HTTP status, by its number, by its class, or by
+the code of the store in its text, in this order; then in the same way by its causes.
 """
 
 from __future__ import annotations
@@ -81,10 +81,7 @@ def kind_of(error: BaseException) -> Kind:
 def _kind_of_one(error: BaseException) -> Kind:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # errors of botocore
-        code = str((response.get("Error") or {}).get("Code", ""))
         status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
-        if code in _REFUSED_CODES:
-            return "refused"
         if isinstance(status, int):
             return _kind_of_status(status)
     for name in ("status", "code", "status_code"):  # errors of aiohttp, gcsfs, requests
@@ -149,4 +146,4 @@ def answered(url: str) -> None:
 
 def _server_of(url: str) -> str:
     """The scheme of a URL, and its server or bucket."""
-    return "/".join(url.split("/", 3)[:3])
+    return "/".join(url.split("/")[:3])

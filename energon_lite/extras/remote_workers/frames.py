@@ -25,7 +25,7 @@ HELLO, PROOF, WELCOME, REFUSAL, BEAT, MESSAGE = range(6)
 IN_SEGMENT, RELEASED, SILENT = 6, 7, 8
 _HEAD = struct.Struct("<4sB3xQ")
 _MAGIC = b"ENLW"
-#: Parts written by one call; the system allows 1,024.
+#: Most parts written by one call; the system allows 1,024.
 _VECTOR = 512
 #: Errors of a socket that would have to wait.
 WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -173,8 +173,8 @@ class FrameConnection:
 
 def keep_alive(connection: socket.socket) -> None:
     """Have the system end a connection whose other side does not answer for some seconds, and send at once."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     for name, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)

@@ -37,7 +37,7 @@ from energon_lite.extras.remote_workers.frames import (
 _VERSION = 1
 _HELLO = struct.Struct("<H?32s")
 _PROOF = struct.Struct("<32s32s")
-#: Largest frame before, and after, the other side has proved that it knows the secret.
+#: Largest frame; and after a trainer has proved that it knows the secret.
 LARGEST_PROOF = 1 << 10
 _LARGEST_CARD = 1 << 20
 #: Seconds of a whole handshake, at most.
@@ -99,7 +99,7 @@ def join(connection: socket.socket, secret: bytes | None, card: Card, seconds: f
         RefusedError: one side refuses the other.
         FrameError, OSError: the other side is no worker, or does not answer.
     """
-    received = frames(_Timed(connection, seconds), limit := [LARGEST_PROOF])  # type: ignore[arg-type]
+    received = frames(_Timed(connection, seconds), [LARGEST_PROOF])  # type: ignore[arg-type]
     hello = _expect(received, HELLO)
     if hello.nbytes != _HELLO.size:
         raise FrameError("a greeting of another size")
@@ -113,7 +113,6 @@ def join(connection: socket.socket, secret: bytes | None, card: Card, seconds: f
     proof = _expect(received, WELCOME)
     if not hmac.compare_digest(bytes(proof), _proof(secret or b"", b"worker", ours, theirs)):
         raise RefusedError("the worker does not know the secret")
-    limit.append(_LARGEST_CARD)
     _send(connection, MESSAGE, msgpack.packb(card))
     told: dict[str, Any] = msgpack.unpackb(_expect(received, WELCOME))
     return told

@@ -201,7 +201,7 @@ class HostLoad:
 def _busy_and_all() -> tuple[int, int]:
     """Return the ticks in which processors were busy, and all ticks."""
     try:
-        _, *ticks = _COUNTERS.read_text().split("\n", 1)[0].split()
+        _, *ticks = _COUNTERS.read_text().partition("\n")[0].split()
     except OSError:
         return 0, 0
     numbers = [int(tick) for tick in ticks[:8]]

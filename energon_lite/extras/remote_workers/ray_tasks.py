@@ -15,9 +15,9 @@ from energon_lite.extras.remote_workers.described import connect_to_ray
 from energon_lite.storage.sharded_job import Runner
 from energon_lite.storage.sharded_work import Outcome, U
 
-#: Tasks that wait or run, at least, and for each processor of the cluster.
+#: Least tasks that wait or run, and tasks for each processor of the cluster.
 _LEAST, _PER_CPU = 64, 4
-#: Runs of a task whose process or machine has ended, after the first one.
+#: Most runs of a task whose process or machine has ended, after the first one.
 _AGAIN = 3
 #: In a process of Ray: the last runner, by its reference.
 _runners: dict[str, Runner[Any]] = {}

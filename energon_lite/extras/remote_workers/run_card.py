@@ -19,7 +19,7 @@ from energon_lite.loading.makers.job_runner import JobRunner
 
 #: Packages whose versions decide the values of decoded samples.
 _PACKAGES = ("torch", "numpy", "pillow", "simplejpeg", "torchcodec", "av", "webdataset")
-#: Attributes of a task encoder that are compared.
+#: Most attributes of a task encoder that are compared.
 _MOST_ATTRIBUTES = 500
 
 

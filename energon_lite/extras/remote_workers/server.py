@@ -288,14 +288,13 @@ class _Connection(TrainerEnd):
         threading.Thread(target=self._send_all, name="energon-lite-answers", daemon=True).start()
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
-        while True:
-            got = self._connection.receive()
-            if got.kind != MESSAGE:
-                raise FrameError("a frame out of turn")
-            jobs, noted = jobs_in(got.body, self._codec)
-            if self._runner.reads_ahead:
-                prefetch(self._runner, jobs)
-            return jobs, noted
+        got = self._connection.receive()
+        if got.kind != MESSAGE:
+            raise FrameError("a frame out of turn")
+        jobs, noted = jobs_in(got.body, self._codec)
+        if self._runner.reads_ahead:
+            prefetch(self._runner, jobs)
+        return jobs, noted
 
     def pack(self, obj: Any) -> Message:
         message: Message = self._codec.pack(obj)

@@ -37,7 +37,7 @@ from energon_lite.loading.makers.outcomes import Failure
 
 logger = logging.getLogger(__name__)
 
-#: Segments of a worker beyond those of its jobs, and at most.
+#: Most segments of a worker beyond those of its jobs, and in all.
 _MORE_SEGMENTS, _MOST_SEGMENTS = 6, 256
 #: Seconds until another receiver is started.
 _AGAIN = 0.5

@@ -184,6 +184,7 @@ def test_the_checksum_sees_every_change(values: list[int], data: st.DataObject) 
     assert batch_checksum(batch) != batch_checksum(changed)
     assert batch_checksum(batch) != batch_checksum({**batch, "x": batch["x"].reshape(1, -1)})
     assert batch_checksum(batch) != batch_checksum({**batch, "x": batch["x"].int()})
+    assert batch_checksum(batch) != batch_checksum({**batch, "__restore_key__": (1,)})
 
 
 def test_fields_of_a_batch_without_fields() -> None:

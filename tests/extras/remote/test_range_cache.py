@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, ShardChangedError, UsageError
+from energon_lite.extras.remote import checked_bucket
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.range_cache import RangeCache
@@ -201,6 +203,49 @@ def test_what_comes_next_stays(data: st.DataObject) -> None:
             assert is_written or 2 * needed[number] >= min(needed[:number])
         for number in there:
             assert bytes(folders[0].find(folders[0].file("00", str(number))) or b"") == bytes([number]) * sizes[number]
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    folder, count = CheckedFolder(str(tmp_path / "store"), 20 * 116, option="store"), tmp_path / "store/bytes.lock"
+    places = [folder.place(b"%d" % number) for number in range(26)]
+    for age, path in enumerate(places[:20]):  # full to the last byte
+        assert folder.write(path, bytes(100))
+        os.utime(path, (1000 + age, 1000 + age))
+    assert count.read_bytes() == (20 * 116).to_bytes(8, "little")
+    assert folder.find(places[0]) == folder.find(places[3]) == bytes(100)  # used again
+    assert folder.write(places[20], bytes(100))
+    assert [path for path in places[:21] if not os.path.exists(path)] == [places[1], places[2], places[4]]
+    assert count.read_bytes() == (18 * 116).to_bytes(8, "little")
+    count.write_bytes(b"cut")
+    assert all(folder.write(path, bytes(100)) for path in places[21:24])
+    assert size_of(files_in(tmp_path / "store")) <= 20 * 116
+    assert not folder.write(places[24], bytes(20 * 116)), "larger than the folder"
+    assert not folder.write(places[25], b"1"), "not measured again at once"
+
+
+def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its folders by itself. What is needed last gives way, but only to what is needed much sooner."""
+    listed, list_files = list[str](), checked_bucket.list_files
+    monkeypatch.setattr(checked_bucket, "list_files", lambda *what: listed.append(what[1]) or list_files(*what))
+    monkeypatch.setattr(checked_bucket, "_SHARE", 5)
+    far: Any = lambda names: [100.0 + int(name.rsplit("/", 1)[1]) for name in names]  # noqa: E731
+    store = CheckedBucket(bucket, 256 * 1000 + 255, option="store", kept="kept", distances=far)
+
+    def there(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> list[int]:
+        is_taken = store.write(f"{folder}/kept/{number}", bytes(size - 16), lambda: distance)
+        names = [name.split("/")[3:] for name in objects()]
+        return sorted(int(name) for where, _, name in names if where == folder) if is_taken else []
+
+    assert there(50, folder="01") == [50] and [there(number) for number in range(9)][-1] == [*range(9)]
+    assert listed == ["01", *["00"] * 5], "every 200 bytes"
+    memory.pipe_file("/bucket/samples/00/other/77", bytes(100))  # of hooks that are not used any more
+    assert there(9) == [*range(10), 77] and len(listed) == 6, "it is not yet seen"
+    assert there(10, distance=60.0) == [*range(10)] and len(listed) == 7, "it went, but 108 is not twice as far as 60"
+    assert there(10) == [*range(8), 10] and len(listed) == 8, "what is needed last went"
+    assert there(11) == [*range(8), 10, 11] and len(listed) == 8, "full to the last byte"
+    assert not there(12, distance=54.0) and len(listed) == 8, "108 had to go, which is not twice as far"
+    assert there(12, distance=53.9) == [*range(8), 12] and not there(13, size=1001) and len(listed) == 9
+    assert there(14, size=1000) == [14] and len(listed) == 10
 
 
 def test_writers_race_in_a_bucket(bucket: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from energon_lite.errors import FatalStorageError
 from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges
+from energon_lite.extras.remote.file_versions import Answer
 from energon_lite.extras.remote.range_client import RangeClient, StatusError, UnusualAnswer
 from energon_lite.extras.remote.store_tries import kind_of
 
@@ -106,9 +107,14 @@ def test_ranges_come_over_one_connection_also_in_pieces(server: Server) -> None:
         whole = answer(first, last)
         return [part for at in range(0, len(whole), 7) for part in (whole[at : at + 7], 0.001)]
 
+    named = b'ETag: "Five"\r\nLast-Modified: Wed, 21 Oct\r\n'
+    server.script = [lambda first, last: [answer(first, last, more=named)]]
+    client = RangeClient("127.0.0.1", server.port)
+    assert server.run(client.get(HEAD, 3, 4)) == Answer(BODY[3:7], '"Five"', "Wed, 21 Oct")
+    assert server.run(client.get(HEAD, 3, 4)) == Answer(BODY[3:7])
     server.script, places = [pieces], [(3, 60), (5, 7000), (100, 100_000)]
-    assert get(server, *places) == [BODY[offset : offset + size] for offset, size in places]
-    assert (server.connections, server.requests) == (1, 3)
+    assert get(server, *places, client=client) == [BODY[offset : offset + size] for offset, size in places]
+    assert (server.connections, server.requests) == (1, 5)
 
 
 def test_at_the_same_time_each_has_a_connection(server: Server) -> None:

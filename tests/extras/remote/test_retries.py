@@ -20,7 +20,8 @@ class Client(Exception):
 
     def __init__(self, words: str = "", **told: Any):
         super().__init__(words)
-        vars(self).update(told)
+        for name, value in told.items():
+            setattr(self, name, value)
 
 
 class NoCredentialsError(Exception): ...
@@ -38,6 +39,15 @@ def made_from(cause: BaseException) -> BaseException:
 
 
 FAILURES: list[tuple[BaseException, str]] = [
+    *[(Client(status=status), "passing") for status in (408, 425, 504, 509)],
+    *[(Client(status=status), "refused") for status in (400, 505)],
+    *[(Client(code=code), "unknown") for code in (399, 600)],
+    (Client(status=410), "missing"),
+    (Client(response={}), "unknown"),
+    (type("ReadTimeoutError", (Exception,), {})(), "passing"),
+    (OSError(errno.EMFILE, "Too many open files"), "short"),
+    (Client(__context__=ConnectionResetError()), "passing"),
+    (Client(__context__=ConnectionResetError(), __suppress_context__=True), "unknown"),
     (answer("SlowDown", 503), "passing"),
     (answer("InternalError", 500), "passing"),
     (answer("SignatureDoesNotMatch", 403), "refused"),

@@ -350,6 +350,10 @@ def test_next_uses_are_those_of_the_order(made: tuple[Any, list[int]], at: int, 
         assert far < math.inf or rows[0] not in rows[1 : 2 * sum(lengths)]
         every = [(leaf, index) for leaf, length in enumerate(lengths) for index in range(length)]
         leaf, index = np.array(every).T
-        for sample, distance in zip(every, uses.of(leaf, index, np.full(len(leaf), -1)).tolist(), strict=True):
+        epochs = np.array([coming.epoch[rows.index(sample)] if sample in rows else 0 for sample in every])
+        expected = uses.of(leaf, index, np.full(len(leaf), -1))
+        assert uses.of(leaf, index, epochs).tolist() == expected.tolist()
+        assert set(uses.of(leaf, index, epochs + 1).tolist()) == {math.inf}
+        for sample, distance in zip(every, expected.tolist(), strict=True):
             assert distance == (rows.index(sample) if distance < math.inf else distance)
             assert distance < math.inf or sample not in rows[: 2 * sum(lengths)]

@@ -21,7 +21,8 @@ from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_train_da
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
-from energon_lite.extras.remote_workers import JobServer, TcpWorkers, handshake
+from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers, handshake
+from energon_lite.extras.remote_workers.described import host_and_port, secret_in
 from energon_lite.extras.remote_workers.frames import FrameError, frame, frames
 from energon_lite.extras.remote_workers.handshake import RefusedError, greet, join
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
@@ -30,7 +31,7 @@ from energon_lite.extras.remote_workers.tcp_workers import answers_in
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure
 from tests.extras.remote_workers.served import serving
-from tests.testing import ALONE, batches_of, examples, nightly_but, until
+from tests.testing import ALONE, batches_of, examples, in_time, nightly_but, until
 
 #: What a connection may end with; anything else would end the worker.
 ENDS = (RefusedError, FrameError, EOFError, OSError)
@@ -272,12 +273,58 @@ def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
             check_card(card | change, card, runs.identity)
 
 
-def test_another_version_of_the_protocol_is_refused() -> None:
+def _hello(version: int, has_secret: bool) -> list[memoryview]:
+    return frame(0, [memoryview(struct.pack("<H?32s", version, has_secret, bytes(32)))])
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "error", "said"),
+    [
+        (None, _hello(2, False), RefusedError, "speaks version 2 of the protocol, this trainer 1"),
+        (None, frame(0, [memoryview(bytes(34))]), FrameError, "a greeting of another size"),
+        (b"s" * 16, _hello(1, False), RefusedError, "the worker has no secret"),
+        (b"s" * 16, _hello(1, True) + frame(2, [memoryview(bytes(32))]), RefusedError, "does not know the secret"),
+        (None, [], TimeoutError, "timed out"),
+    ],
+)
+def test_a_trainer_refuses_what_is_no_worker_of_its_run(own: Any, sent: Any, error: Any, said: str) -> None:
     trainer, worker = socket.socketpair()
     with trainer, worker:
-        worker.sendall(b"".join(frame(0, [memoryview(struct.pack("<H?32s", 2, False, bytes(32)))])))
-        with pytest.raises(RefusedError, match="speaks version 2 of the protocol, this trainer 1"):
-            join(trainer, None, {}, 60.0)
+        worker.sendall(b"".join(sent))
+        with pytest.raises(error, match=said):
+            in_time(lambda: join(trainer, own, {}, 60.0 if sent else 0.05))
+
+
+@pytest.mark.parametrize("place", [0, 4, 5, 7, 8])
+def test_one_byte_of_a_head_is_changed(place: int) -> None:
+    head = bytearray(b"".join(frame(8, [memoryview(bytes(AGREED))])))
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(head)
+        got = next(frames(here, [AGREED]))
+        assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
+        head[place] += 1
+        there.sendall(head)
+        with pytest.raises(FrameError, match="65,537 bytes; 65,536 were" if place == 8 else "is no frame"):
+            next(frames(here, [AGREED]))
+
+
+JOB = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3))
+VALUE: Any = ({}, [0], 0, None, 7)
+ANSWER = (7, True, VALUE)
+
+
+@pytest.mark.parametrize("jobs", [[], [(7, "job")], [(7, JOB), (8.0, JOB)]])
+def test_messages_without_jobs_end_a_connection(jobs: list[Any]) -> None:
+    with pytest.raises(FrameError, match="no jobs in it"):
+        jobs_in(memoryview(bytearray(b"".join(wire.pack((jobs, False))))))
+
+
+@pytest.mark.parametrize("answers", [[(8, True, VALUE)], [ANSWER] * 2, [(7, True, VALUE[1:])], [(7, False, VALUE)], []])
+@pytest.mark.parametrize("rest", [(0.5, []), ({}, [0.5])])
+def test_answers_that_are_none_end_a_connection(answers: list[Any], rest: tuple[Any, ...]) -> None:
+    with pytest.raises(FrameError, match="answers none of the worker's jobs"):
+        answers_in(memoryview(bytearray(b"".join(wire.pack((answers, *rest))))), [7, 9])
 
 
 def test_nothing_is_served_openly(leaf_of: Any) -> None:
@@ -289,16 +336,22 @@ def test_nothing_is_served_openly(leaf_of: Any) -> None:
 
 
 def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
-    for addresses in ("host", "host:port", ":70", "host:70000"):
+    assert host_and_port("[::1]:65535") == ("::1", 65_535)
+    for addresses in ("host", "host:port", ":70", "host:65536"):
         with pytest.raises(UsageError, match="host:port"):
             TcpWorkers([addresses])
     with pytest.raises(UsageError, match="without addresses"):
         TcpWorkers()
     with pytest.raises(UsageError, match="secret is unknown"):
         TcpWorkers.from_text("tcp://host:70?secret=abc")
-    (tmp_path / "short").write_text("abc")
+    for numbers in ((0, 0), (1, 2), (1, -1)):
+        with pytest.raises(UsageError, match="give 0 <= minimum <= maximum"):
+            RayWorkers(*numbers)
+    (tmp_path / "short").write_text(16 * "s" + "\n")
+    assert secret_in(tmp_path / "short") == 16 * b"s"
+    (tmp_path / "short").write_text(15 * "s" + "\n")
     for workers, said in (
-        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"), "a secret of 3 bytes"),
+        (TcpWorkers(["localhost:1"], secret_file=tmp_path / "short"), "a secret of 15 bytes"),
         (TcpWorkers(["localhost:1"], secret_file=tmp_path / "none"), "the file of the secret cannot be read"),
         ("carrier-pigeon://loft", "no workers of the kind 'carrier-pigeon'"),
     ):

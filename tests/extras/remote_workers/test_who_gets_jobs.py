@@ -16,7 +16,7 @@ import yaml
 
 from energon_lite import SavableDataset, WorkerConfig, get_train_dataset
 from energon_lite.extras.remote_workers import mixed_pool
-from energon_lite.extras.remote_workers.mixed_pool import MixedPool, Pace, RemoteHandle
+from energon_lite.extras.remote_workers.mixed_pool import HostLoad, JobTimes, MixedPool, Pace, RemoteHandle
 from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.transport import PipeChannel
 from tests.extras.remote_workers.served import pool_with, served_loader
@@ -78,6 +78,34 @@ def test_what_local_workers_cannot_do_in_time_goes_out(leaf_of: Any) -> None:
 def test_a_host_that_is_busy_is_spared(leaf_of: Any) -> None:
     makers = _makers(leaf_of(50), 1, 0.002, 0.02, 60, host_load=0.0)
     assert makers[20:].count("TcpHandle") > 10
+
+
+def test_the_load_of_a_machine_is_the_share_of_its_busy_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks of users, nice ones, the system, none, waits for disks, interrupts of two kinds, other guests."""
+    clock, load = [7.0], HostLoad(0.5)
+    monkeypatch.setattr(mixed_pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(mixed_pool, "_COUNTERS", tmp_path / "stat")
+    for seconds, ticks, is_high in (
+        (0.5, "70 0 0 10 10 0 0 0", False),  # it is known from the second look on
+        (0.5, "74 1 1 16 14 1 1 2", False),  # half of them
+        (0.25, "99 1 1 16 14 1 1 2", False),  # too early
+        (0.25, "77 2 2 19 15 1 1 2", True),  # 5 of 9
+        (0.25, "77 2 2 99 15 1 1 2", True),
+        (0.25, "77 2 2 19 15 1 1 2", False),  # no ticks at all
+        (0.5, "77 2 2 19 15 1 1 3", True),
+    ):
+        (tmp_path / "stat").write_text(f"cpu  {ticks} {clock[0]:.0f}00 0\ncpu0 1 1 1 1\n")
+        clock[0] += seconds
+        assert load.is_high() == is_high, ticks
+
+
+def test_times_of_jobs_correct_those_of_their_data_sets() -> None:
+    times, every = JobTimes(), ((0, 0, 1), (0,), (1,), ())
+    jobs: list[Any] = [SimpleNamespace(addresses=[(leaf, 5, 0) for leaf in leaves]) for leaves in every]
+    for job, seconds in zip(jobs, (5.0, 0.2), strict=False):
+        times.made(job, seconds)
+    times.made(jobs[3], 3.0)
+    assert [times.expected(job) for job in jobs] == pytest.approx([0.92, 0.36, 0.2, 0.0])
 
 
 class SlowHere(Slow):
