@@ -30,7 +30,13 @@ from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.extras.energon.wrappers.datasets import EpochizeDataset
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.extras.inspect.audit import PlannedSteps
-from energon_lite.extras.inspect.audited_run import RecordedStep, missing_steps, read_metrics, read_traces
+from energon_lite.extras.inspect.audited_run import (
+    RecordedStep,
+    first_difference,
+    missing_steps,
+    read_metrics,
+    read_traces,
+)
 from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.loading.saved_states import merged
 from energon_lite.order.hashing import MASK64
@@ -197,6 +203,8 @@ def test_lines_of_metrics(tmp_path: Path) -> None:
     found = read_metrics(path)
     assert found == [RecordedStep(n, 0, first, stop, n) for n, first, stop in spans]
     assert missing_steps(found, (0, 24)) == [(0, 8, 12), (0, 22, 24)] and missing_steps(found, (1, 24)) == [(0, 8, 12)]
+    later, earlier = [RecordedStep(1, 1, 0, 2, 5)], [RecordedStep(1, 0, 9, 10, 7), RecordedStep(2, 1, 0, 2, 5)]
+    assert first_difference(earlier, later) == first_difference(later, earlier) == 1  # from where both have begun
     path.write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(UsageError, match="no line has the digest"):
         read_metrics(path)
