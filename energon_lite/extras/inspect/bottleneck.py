@@ -156,7 +156,7 @@ def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:
     most = max(2, 2 * now)  # in steps: with more workers, the bottleneck may be another one
     wanted = most if trainer * most < work else min(most, max(now + 1, math.ceil(_ROOM * work / trainer)))
     if _on_cpu(stretch):
-        wanted = min(wanted, max(1, setup.cores))
+        wanted = min(wanted, setup.cores)
     if wanted <= now:
         return ""
     return f"num_workers: 0 -> {wanted}" if not now else f"more workers: {now} -> {wanted}"

@@ -107,6 +107,9 @@ def test_a_segment_is_registered_once_and_again_only_when_it_has_grown() -> None
     for number in range(20):
         _check(copy.finish(copy.start(worker.batch(number, 350_000))), number)
     grown = memory.count("register")
+    whole, engine = worker.batch(0, 350_000)["x"], FakeEngine(memory)
+    assert segments.place_of(whole, engine) is not None and segments.place_of(whole[::2], engine) is None
+    del whole
     for number in range(20):
         _check(copy.finish(copy.start(worker.batch(number, 350_000))), number)
     assert memory.count("register") == grown

@@ -308,11 +308,13 @@ def test_errors() -> None:
 def test_random_numbers() -> None:
     one, other = WorkerRng(ALONE), WorkerRng(ALONE)
     state, entries = one.save_state(), list(range(9))
-    assert [one.choice(entries) for _ in range(9)] == [other.randbelow(9) for _ in range(9)]
+    drawn = [one.choice(entries) for _ in range(9)]
+    assert drawn == [other.randbelow(9) for _ in range(9)]
     assert [one.choice(entries, torch.eye(9)[place]) for place in (8, 3)] == [8, 3]
     mixed = one.shuffle(entries)
     assert mixed != entries == sorted(mixed) and one.rand_pop(mixed) not in mixed
     one.restore_state(state)
+    assert [one.choice(entries) for _ in range(9)] == drawn
     assert {one.randbelow(9) for _ in range(99)} == {*entries} and state == WorkerRng(ALONE).save_state()
     SystemRng.seed_args(1, "a")
     saved = SystemRng.save_state()
