@@ -125,6 +125,10 @@ def test_each_is_here_and_takes_what_it_takes_there() -> None:
         ours_positional = [one.name for one in taken if one.kind is one.POSITIONAL_OR_KEYWORD]
         if not any(one.kind is one.VAR_POSITIONAL for one in taken):
             assert ours_positional[: len(positional)] == positional, name
+        if name != "stateless":  # hooks that do not say are seeded if they draw
+            defaults = {one.name: one.default for one in taken}
+            plain = [one for one in wanted if type(one.default) in (int, float, str, bool, type(None))]
+            assert all(defaults[one.name] == one.default for one in plain if one.name in defaults), name
 
 
 def test_what_takes_types_there_takes_them_here() -> None:
