@@ -138,8 +138,8 @@ def test_the_others_own_attributes_and_cookers(texts: Path) -> None:
     class Counts(Base):
         longest = 3
 
-        def cook_crude_sample(self, sample: Any, cooker: Cooker) -> Any:
-            cooked = cooker.cook(sample)
+        def cook_crude_sample(self, sample: Any, recipe: Cooker) -> Any:
+            cooked = recipe.cook(sample)
             cooked.text = f"{len(cooked.text)} of {self.longest}"
             return cooked
 
@@ -149,6 +149,7 @@ def test_the_others_own_attributes_and_cookers(texts: Path) -> None:
             cooked.text += "!"
             return cooked
 
+    assert " of 3" in batches(texts, Counts())[0]
     assert " of 3!" in batches(texts, Around(Counts()))[0] and Around(Counts()).longest == 3
     with pytest.raises(AttributeError, match="shortest"):
         Around(Counts()).shortest  # noqa: B018

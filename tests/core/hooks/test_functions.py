@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_lite import Cooker, TaskEncoder, stateless
 from energon_lite.errors import UsageError
-from energon_lite.hooks import AugmentTaskEncoder, attributes
+from energon_lite.hooks import AugmentTaskEncoder, attributes, code_digests
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
 from tests.testing import examples, told_of
@@ -149,3 +151,14 @@ def test_attributes_are_told_apart_by_all_of_their_values() -> None:
     assert found == texts(*map(copy.deepcopy, values)) and found[3] == {"self[0]": "'a'", "self[1]": "'b'"}
     for one, other in zip(found, texts(*others), strict=True):
         assert one.keys() == other.keys() and one != other
+
+
+def test_the_code_of_a_class_is_in_all_files_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "its_class": "import its_module\nfrom its_function import f\nfrom its_base import B\nclass C(B): ...",
+        **{"its_module": "", "its_function": "def f(): ...", "its_base": "class B: ..."},
+    }
+    for name, code in files.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert code_digests(importlib.import_module("its_class").C).keys() == {f"{name}.py" for name in files}

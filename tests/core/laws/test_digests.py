@@ -25,6 +25,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching import chain_digest, set_digest
+from energon_lite.batching.digests import AddressList
 from energon_lite.extras.energon import BatchDataset
 from energon_lite.extras.inspect.audit import PlannedSteps, check_steps
 from energon_lite.extras.inspect.audited_run import RecordedStep, first_difference
@@ -98,6 +99,8 @@ def test_planned_tokens_have_equal_digests_on_any_ranks(write_blend: Callable[..
     addresses = [a for batch in planned.addresses(0, 0, 12) for a in batch]
     assert any(address[5] for address in addresses)  # some were cut
     assert set_digest(addresses) == sums[0][0]
+    short = [address[:3] for address in addresses]
+    assert AddressList(*map(list, zip(*short, strict=True))).digest == set_digest(short)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
