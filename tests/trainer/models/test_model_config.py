@@ -20,6 +20,7 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.conversion.tensor_names import model_shapes
 from energon_lite.trainer.models.config import model_changes
+from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.throughput import training_flops
 
@@ -118,3 +119,13 @@ def test_what_will_be_loaded_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 def test_how_a_parameter_without_layout_begins_is_not_guessed() -> None:
     with pytest.raises(UsageError, match=r"weight of shape \(2, 2\) does not say what it is a part of"):
         initialize_parameters(torch.nn.Linear(2, 2), seed=0, mesh=build_mesh())
+
+
+@pytest.mark.parametrize(
+    ("mesh", "why"),
+    [(ParallelMesh(pp=2), "on several pipeline stages"), (ParallelMesh(cp=2), "rows are cut over ranks")],
+)
+def test_a_model_in_parts_is_not_called_as_a_whole(mesh: ParallelMesh, why: str) -> None:
+    model = LlamaModel(ModelConfig(num_layers=2), mesh, seed=0)
+    with pytest.raises(UsageError, match=why):
+        model(torch.zeros(1, 4, dtype=torch.int64))
