@@ -130,6 +130,7 @@ def test_a_byte_order_mark_is_skipped(write: Callable[..., Path]) -> None:
         ("a: !!binary aGk=\n", "tags that make objects", {}),
         ('{\n "a": [1,\n}', "not valid JSON", {"line": 3}),
         ('{"a": 1, "a": 2}', "the key 'a' appears twice", {}),
+        ("a: &x b\n*x : 1\n", "an alias", {"line": 2, "column": 1}),
     ],
 )
 def test_mistakes_are_located(
