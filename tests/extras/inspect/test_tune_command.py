@@ -67,7 +67,6 @@ def test_it_proposes_workers(folder: Path) -> None:
 
 def test_what_takes_too_much_memory_is_not_proposed(folder: Path) -> None:
     given = ["--task-encoder", f"{HERE}:Hungry", "--seconds", 12, "--most-workers", 1, "--no-threads", "--json"]
-    given += ["--step-seconds", 0.001]
     limit = memory_of(os.getpid()) + (150 << 20)
     result = json.loads(output_of("tune", folder, *given, "--memory-limit", limit))
     assert result["best"]["setting"]["workers"] == 0 and result["best"]["memory"] < limit
