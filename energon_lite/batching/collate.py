@@ -287,7 +287,9 @@ def rows_of(batch: Any, otherwise: int) -> int:
 
 def tokens_of(batch: Any) -> int:
     """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
-    tokens: Any = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    if tokens is None:  # the usual case; an exception would take a microsecond
+        return 0
     if isinstance(tokens, torch.Tensor):
         return int(tokens.sum())
     if isinstance(tokens, (list, tuple)):
@@ -295,7 +297,7 @@ def tokens_of(batch: Any) -> int:
     try:
         return int(tokens)
     except (TypeError, ValueError):
-        return 0  # none, or a field of the user's that happens to have this name
+        return 0  # a field of the user's that happens to have this name
 
 
 def _sizes(value: Any) -> Iterator[int]:

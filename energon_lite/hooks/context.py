@@ -100,7 +100,8 @@ class HookContext:
     def __exit__(self, *_: object) -> None:
         _context.reset(self._token)
         ACTIVE_CONFIG.reset(self._token_of_config)
-        self._take_back()
+        if self._lent is not None:
+            self._take_back()
 
     def _take_back(self) -> None:
         lent, self._lent, self._seeded, self._unchanged = self._lent, None, False, None

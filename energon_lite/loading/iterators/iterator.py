@@ -224,7 +224,8 @@ class PlannedIterator(DatasetIterator):
         self._go_to(self.dataset.start())
 
     def is_over(self) -> bool:
-        self._pass_over()
+        if self._skip:  # most runs have none
+            self._pass_over()
         return self._following() is None
 
     def take(self) -> Result | None:
@@ -236,7 +237,8 @@ class PlannedIterator(DatasetIterator):
     def _take(self) -> Result | None:
         if self._in_line is None and self._reads:
             self._workers.executor()  # before any planning: a forked worker should not inherit a busy thread
-        self._pass_over()
+        if self._skip:  # most runs have none
+            self._pass_over()
         cursor = self.cursor
         after = self._following()
         if after is None:
@@ -305,7 +307,7 @@ class PlannedIterator(DatasetIterator):
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
-                skipped = self._is_skipped(cursor.pass_number, cursor.position)
+                skipped = bool(self._skip) and self._is_skipped(cursor.pass_number, cursor.position)
                 if not skipped and dataset.takes(cursor, following, self._config.rank):
                     places.append(dataset.place(cursor, self._config.rank))
                 cursor = following
