@@ -261,10 +261,8 @@ def test_a_plan_that_cuts_needs_sequences_as_long_as_it_says() -> None:
     tokens = torch.arange(5)
     sample = TokenSequence(__key__="k", __restore_key__=(), __subflavors__={}, tokens=tokens, labels=tokens)
     assert as_planned({"tokens": 1}, 0, 4, 0) == {"tokens": 1}
-    assert as_planned(sample, 2, 2, 1).tokens.tolist() == [2, 3] and as_planned(sample, 3, 4, 1).tokens.tolist() == [
-        3,
-        4,
-    ]
+    assert as_planned(sample, 2, 2, 1).tokens.tolist() == [2, 3]
+    assert as_planned(sample, 3, 4, 1).tokens.tolist() == [3, 4]
     with pytest.raises(FatalSampleError, match="the plan cuts samples, and encode_sample returned a dict"):
         as_planned({"tokens": 1}, 0, 4, 1)
     with pytest.raises(SkipSample, match="nothing is left of it from token 5 on"):
