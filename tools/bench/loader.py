@@ -86,16 +86,13 @@ def main() -> None:
 
 def compare(case: str, folder: str, arguments: argparse.Namespace) -> list[list[object]]:
     """A row for each library and number of workers."""
-    peers, chosen = arguments.peers, arguments.library or (*OURS, *PEERS)
-    libraries = [name for name in ONLY.get(case, (*OURS, *PEERS)) if name in chosen and (peers or name in OURS)]
-    settings = [("bound", 0)] + [
-        (name, workers) for name in libraries if name != "bound" for workers in arguments.workers or (0, 2)
-    ]
+    peers, chosen = arguments.peers, arguments.library or (*OURS[1:], *PEERS)
+    libraries = [name for name in ONLY.get(case, (*OURS, *PEERS)) if name in chosen and (peers or name not in PEERS)]
+    settings = [("bound", 0), *itertools.product(libraries, arguments.workers or (0, 2))]
     found: dict[tuple[str, int], list[dict[str, float]]] = {setting: [] for setting in settings}
     for _ in range(arguments.runs):
         for name, workers in settings:
-            what = {"library": name, "folder": folder, "case": case, "workers": workers}
-            what["seconds"] = arguments.seconds
+            what = {"library": name, "folder": folder, "case": case, "workers": workers, "seconds": arguments.seconds}
             interpreter = peers if peers and name in PEERS else sys.executable
             found[name, workers].append(ask(interpreter, what))
     bound = statistics.median(run["rate"] for run in found["bound", 0])

@@ -29,7 +29,8 @@ def step_counts(step: Callable[[], object], trace: str | None = None) -> dict[st
 
     Returns:
         ``operations`` that the host calls; ``kernels`` of the device (without a GPU, operations that are no views);
-        ``copies`` from one type or place to another; ``host_reads`` of single numbers, where a GPU would be waited for.
+        ``copies`` from one type or place to another; ``host_reads``: waits for the GPU (without one, reads of single
+        numbers, which would wait).
     """
     on_gpu = torch.cuda.is_available()
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import fresh_process, machine, spread, table, write_shards
-from decoding import Files, make_data
+from decoding import make_data
 
 import energon_lite as lib
 from energon_lite.extras.media import BatchImageDecoder, EncodedImages, batch_images
@@ -37,6 +37,8 @@ from energon_lite.storage import ImageSize, SampleDecoder
 
 SIZE, RAW_BATCH, JPEG_BATCH, BATCHES = 336, 198, 64, 60
 RAW_BYTES = 3 * SIZE * SIZE
+#: File with one raw picture.
+ONE = "one.bin"
 RAW = ("step alone", "energon_lite", "copied by hand", "pinned")
 
 
@@ -55,8 +57,7 @@ def main() -> None:
         rng = np.random.default_rng(0)
         raw = ({"bin": rng.integers(0, 256, RAW_BYTES, np.uint8).tobytes()} for _ in range(2 * RAW_BATCH))
         write_shards(Path(folder, "raw"), raw, 99, "ImageSample", {"image": "bin"})
-        (Path(folder) / "arrays").mkdir()
-        (Path(folder) / "arrays" / "0.jpg").write_bytes(rng.integers(0, 256, RAW_BYTES, np.uint8).tobytes())
+        Path(folder, ONE).write_bytes(rng.integers(0, 256, RAW_BYTES, np.uint8).tobytes())
         print(f"{machine()}; {torch.cuda.get_device_name()}; {arguments.workers} workers")
         names = (*RAW, "by workers", *batch_images.BACKENDS)
         found: dict[str, list[Any]] = {name: [] for name in names}
@@ -80,7 +81,11 @@ def main() -> None:
 class Raw(lib.TaskEncoder):
     @lib.stateless(restore_seeds=False)
     def encode_sample(self, sample: Any) -> Any:
-        return {"x": torch.frombuffer(bytearray(sample.image), dtype=torch.uint8).view(3, SIZE, SIZE)}
+        return {"x": raw_picture(sample.image)}
+
+
+def raw_picture(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, SIZE, SIZE)
 
 
 def loader_of(path: str, batch_size: int, workers: int, encoder: lib.TaskEncoder) -> lib.SavableDataLoader:
@@ -99,25 +104,22 @@ def by_hand(folder: str, workers: int) -> Iterator[torch.Tensor]:
     return (batch["x"].to("cuda") for batch in loader_of(f"{folder}/raw", RAW_BATCH, workers, Raw()))
 
 
-class Repeated(Files):
-    """The same file again and again."""
+class Repeated(torch.utils.data.Dataset[torch.Tensor]):
+    """The picture of one file, again and again."""
+
+    def __init__(self, path: Path):
+        self.path = path
 
     def __len__(self) -> int:
         return 1 << 20
 
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(0)
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, SIZE, SIZE)
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return raw_picture(self.path.read_bytes())
 
 
 def pinned(folder: str, workers: int) -> Iterator[torch.Tensor]:
-    folder_of_one = Path(folder) / "arrays"
-    files: Any = Repeated(folder, _tensor)
-    files.paths = list(folder_of_one.glob("*.jpg"))
-    loader = torch.utils.data.DataLoader(files, RAW_BATCH, num_workers=workers, pin_memory=True)
+    pictures = Repeated(Path(folder, ONE))
+    loader = torch.utils.data.DataLoader(pictures, RAW_BATCH, num_workers=workers, pin_memory=True)
     return (batch.to("cuda", non_blocking=True) for batch in loader)
 
 
