@@ -40,7 +40,7 @@ _TYPE = 156
 _PREFIX = 345
 #: Members of a run, approximately: many enough to amortise numpy's calls, few enough for the processor's cache.
 _RUN = 2048
-#: Least bytes of a read.
+#: Smallest read, in bytes.
 _SMALLEST_CHUNK = 1 << 12
 #: Bytes of the first read.
 _FIRST_CHUNK = 1 << 16

@@ -221,7 +221,7 @@ def scan_remote_jsonl(url: str) -> ShardScan:
     name = folder_and_name(url)[1]
     starts = _starts(url, size)
     if starts is None:
-        _log.warning("%s has no .idx that fits: reading all of its %d bytes, once", url, size)
+        _log.warning("%s has no .idx that fits: reading all of its %.0f MiB, once", url, size / 2**20)
         stream = RangedFile(size, partial(read_bytes, url))
         scan = _scan_stream(stream, name, identity)
     else:

@@ -37,8 +37,9 @@ from energon_lite.extras.remote_workers.frames import (
 _VERSION = 1
 _HELLO = struct.Struct("<H?32s")
 _PROOF = struct.Struct("<32s32s")
-#: Largest frame; and after a trainer has proved that it knows the secret.
+#: Largest frame of a handshake, except the card.
 LARGEST_PROOF = 1 << 10
+#: Largest card, which a trainer sends after it has proved that it knows the secret.
 _LARGEST_CARD = 1 << 20
 #: Seconds of a whole handshake, at most.
 _SECONDS = 5.0

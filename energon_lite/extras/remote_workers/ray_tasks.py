@@ -15,7 +15,7 @@ from energon_lite.extras.remote_workers.described import connect_to_ray
 from energon_lite.storage.sharded_job import Runner
 from energon_lite.storage.sharded_work import Outcome, U
 
-#: Least tasks that wait or run, and tasks for each processor of the cluster.
+#: Fewest tasks that wait or run, and tasks for each processor of the cluster.
 _LEAST, _PER_CPU = 64, 4
 #: Most runs of a task whose process or machine has ended, after the first one.
 _AGAIN = 3

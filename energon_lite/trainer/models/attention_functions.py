@@ -65,7 +65,7 @@ def packed_bounds(lengths: Lengths, start: int, length: int, device: torch.devic
     return PackedBounds(bounds[0], bounds[1], longest)
 
 
-#: What :func:`_varlen_attn` found. A list, since the compiler warns of ``functools.cache``.
+#: Result of :func:`_varlen_attn`, once it is known. The compiler would warn of ``functools.cache``.
 _found: list[Callable[..., Any] | None] = []
 
 
