@@ -111,6 +111,8 @@ def layers_of(encoder: TaskEncoder) -> Iterator[TaskEncoder]:
 
 def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
     """The encoder itself, or of the encoders that it wraps, the outermost that has a hook of its own."""
+    if not isinstance(encoder, AugmentTaskEncoder):
+        return encoder
     default = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
     *outer, inmost = layers_of(encoder)
     return next((layer for layer in outer if getattr(type(layer), name, None) is not default), inmost)

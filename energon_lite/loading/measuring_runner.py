@@ -238,6 +238,8 @@ def columns_of(costs: Sequence[Costs | None], where: str) -> dict[str, Column]:
     Raises:
         FatalSampleError: a name or a value cannot be stored.
     """
+    if not any(costs):
+        return {}
     samples = [Values.zeros(1) for _ in costs]
     for values, own in zip(samples, costs, strict=True):
         values.columns = {name: _checked(name, value, where) for name, value in (own or {}).items()}

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -53,7 +54,33 @@ def seconds_of_tasks(folder: Path) -> dict[str, tuple[float, float]]:
     import torch  # noqa: F401
     from click.testing import CliRunner
 
-    import energon_lite as lite
+    found: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def timed(name: str, times: int = 1) -> Iterator[None]:
+        wall, processor = time.perf_counter(), _processor()
+        yield
+        found[name] = ((time.perf_counter() - wall) / times, (_processor() - processor) / times)
+
+    def measure() -> None:
+        call("measure", str(folder), "--task-encoder", f"{__name__}:Measured", "--num-workers", "0")
+
+    def prepare() -> None:
+        options = ["--non-interactive", "--force-overwrite", "--split-ratio", "1,0,0", "--num-workers", "1"]
+        call("prepare", str(folder), *options, "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
+
+    def call(*arguments: str) -> None:
+        from energon_lite.cli.main import main as command
+
+        done = CliRunner().invoke(command, list(arguments))
+        assert done.exit_code == 0, done.output
+
+    with timed("import, prepare, measure"):  # a version may import at once what another imports at first use
+        import energon_lite as lite
+
+        prepare()
+        measure()
+    shutil.rmtree(folder / ".nv-meta")
 
     class Own(lite.TaskEncoder):  # type: ignore[misc]
         """An encoder of a user: tokens and their number."""
@@ -65,14 +92,6 @@ def seconds_of_tasks(folder: Path) -> dict[str, tuple[float, float]]:
         def batch(self, samples: list[Any]) -> Any:
             return [sample["tokens"].sum() for sample in samples]
 
-    found: dict[str, tuple[float, float]] = {}
-
-    @contextmanager
-    def timed(name: str, times: int = 1) -> Iterator[None]:
-        wall, processor = time.perf_counter(), _processor()
-        yield
-        found[name] = ((time.perf_counter() - wall) / times, (_processor() - processor) / times)
-
     def loader(workers: int = 0, **options: Any) -> Any:
         config = lite.WorkerConfig(rank=0, world_size=1, num_workers=workers)
         return lite.get_savable_loader(lite.get_train_dataset(folder, worker_config=config, **options))
@@ -81,17 +100,10 @@ def seconds_of_tasks(folder: Path) -> dict[str, tuple[float, float]]:
         strategy = lite.BestFit(lite.Capacity(4096))
         return lite.ByTokens(strategy, length_column="length", micro_batches_per_step=step)
 
-    def call(*arguments: str) -> None:
-        from energon_lite.cli.main import main as command  # the first call imports what it needs, and is timed
-
-        done = CliRunner().invoke(command, list(arguments))
-        assert done.exit_code == 0, done.output
-
     with timed("prepare"):
-        options = ["--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1"]
-        call("prepare", str(folder), *options, "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
+        prepare()
     with timed("measure"):
-        call("measure", str(folder), "--task-encoder", f"{__name__}:Measured", "--num-workers", "0")
+        measure()
     next(iter(loader(batch_size=8)))  # imports
     for workers in (0, 2):
         with timed(f"first batch, {workers} workers"), loader(workers, batch_size=8) as opened:
@@ -104,6 +116,8 @@ def seconds_of_tasks(folder: Path) -> dict[str, tuple[float, float]]:
     }
     for name, make in rows.items():
         if "tokens" in name or "step" in name:
+            next(iter(make()))  # imports
+            time.sleep(0.5)  # the next window is planned meanwhile
             with timed(f"first {name}"):
                 next(iter(make()))
         batches = iter(opened := make())
@@ -145,9 +159,9 @@ def _run(checkout: Path) -> dict[str, tuple[float, float]]:
         environment = os.environ | {"PYTHONPATH": f"{checkout}{os.pathsep}{Path(__file__).parent}"}
         code = "import json, sys, versions; from pathlib import Path; "
         code += "print(json.dumps(versions.seconds_of_tasks(Path(sys.argv[1]))))"
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(Path(folder) / "data")], env=environment, capture_output=True, text=True
-        )
+        command = [sys.executable, "-c", code, str(Path(folder) / "data")]
+        # Not in the folder of a checkout: "-c" would put it before PYTHONPATH.
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
         found: dict[str, tuple[float, float]] = json.loads(done.stdout.splitlines()[-1])

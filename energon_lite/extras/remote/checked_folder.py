@@ -192,13 +192,13 @@ class CheckedFolder:
         return True
 
     def _reserve(self, size: int, distance: Callable[[], float]) -> bool:
-        """Count bytes that are about to be written; return False if the folder is full.
+        """Count bytes that are about to be written; return False if the folder is full, or too small for them.
 
         The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
         outside, stay in it until the folder seems full, and is measured.
         """
         now = time.monotonic()
-        if now < self._full_until:
+        if now < self._full_until or size > self._limit:
             return False
         descriptor = os.open(os.path.join(self.path, _COUNT), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

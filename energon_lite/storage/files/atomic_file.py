@@ -115,7 +115,7 @@ def _is_left_over(entry: os.DirEntry[str], host: str, process: int) -> bool:
         return time.time() - entry.stat().st_mtime > _LONG_AGO
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number that large
         return True
     except PermissionError:  # the process lives, under another user
         return False
