@@ -252,13 +252,14 @@ def empty_like(batch: Any, rows: int) -> Any:
     return batch
 
 
-def rows_like(like: Any, rows: int, where: str) -> int:
+def rows_like(like: Any, rows: int, where: str, fix: str | None = None) -> int:
     """Return the length of the tensors and lists of a batch that belong to its samples.
 
     Args:
         like: the batch.
         rows: number of its samples.
         where: name of the task encoder, for messages.
+        fix: advice for the message; None: to write ``empty_batch``.
 
     Raises:
         FatalSampleError: it is not clear which parts of the batch belong to its samples.
@@ -270,7 +271,7 @@ def rows_like(like: Any, rows: int, where: str) -> int:
             f"a rank has no samples left, and an empty batch cannot be made: this {type(like).__name__} "
             "has no tensors or lists of one and the same length",
             where=where,
-            fix="write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",
+            fix=fix or "write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",
         )
     return rows
 

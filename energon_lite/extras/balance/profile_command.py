@@ -88,7 +88,7 @@ def _scaled(model: CostModel, sizes: dict[str, Any], seconds: list[float]) -> An
 
 def _time(attoseconds: int) -> str:
     for unit, size in (("s", 10**18), ("ms", 10**15), ("us", 10**12), ("ns", 10**9), ("ps", 10**6)):
-        if attoseconds >= size:
+        if attoseconds >= 0.9995 * size:  # else it is rounded to 1000 of the next unit
             return f"{attoseconds / size:.3g} {unit}"
     return f"{attoseconds} as"
 

@@ -14,7 +14,6 @@ import logging
 import os
 import stat
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,8 +36,6 @@ _COUNT = "bytes.lock"
 _SIZE = struct.Struct("<Q")
 #: Seconds to wait for another process that counts, or makes room.
 _PATIENCE = 60.0
-#: Seconds between two attempts to make room in a folder whose files are all kept.
-_FULL_SECONDS = 60.0
 
 
 class StoredFile(NamedTuple):
@@ -136,7 +133,6 @@ class CheckedFolder:
                 where=self.path,
                 fix="give a folder that this process can write to",
             ) from error
-        self._full_until = 0.0
 
     def place(self, key: bytes) -> str:
         """Return the path of the file for a key."""
@@ -197,8 +193,7 @@ class CheckedFolder:
         The count of all processes is in a file. Bytes of writers that were killed, and of files that were removed from
         outside, stay in it until the folder seems full, and is measured.
         """
-        now = time.monotonic()
-        if now < self._full_until or size > self._limit:
+        if size > self._limit:
             return False
         descriptor = os.open(os.path.join(self.path, _COUNT), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -208,7 +203,6 @@ class CheckedFolder:
             if used + size > self._limit:
                 used = self._make_room(size, distance)
             has_room = used + size <= self._limit
-            self._full_until = 0.0 if has_room or self._near is not None else now + _FULL_SECONDS
             os.pwrite(descriptor, _SIZE.pack(used + size if has_room else used), 0)
             return has_room
         finally:

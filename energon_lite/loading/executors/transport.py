@@ -392,5 +392,5 @@ def _described(value: Any) -> str:
     if (place := place_of(value)) is not None:
         return f"the function {value.__qualname__} ({place})"
     if isinstance(value, torch.Tensor):
-        return f"a tensor on {value.device}"
+        return f"a tensor on {value.device}, {value.layout}"
     return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

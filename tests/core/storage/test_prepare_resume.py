@@ -305,11 +305,12 @@ def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_are_not(
         patch.setattr(atomic_file, "_host", lambda: "00000000")
         others = Path(temporary_path(str(tmp_path / "others.idx")))
         old = Path(temporary_path(str(tmp_path / "old.idx")))
-    for path in (mine, users, others, old):
+    absurd = Path(str(mine).replace(f".{os.getpid()}.", f".{10**20}."))  # no process has this number
+    for path in (mine, users, others, old, absurd):
         path.write_bytes(b"")
     os.utime(old, (0, 0))
     removed = [Path(path).name.split(".")[1] for path in remove_leftovers(str(tmp_path))]
-    assert sorted(removed) == ["dead", "old"]
+    assert sorted(removed) == ["dead", "mine", "old"]
     assert sorted(tmp_path.iterdir()) == sorted([mine, users, others])
 
 

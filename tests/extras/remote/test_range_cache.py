@@ -219,8 +219,10 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     count.write_bytes(b"cut")
     assert all(folder.write(path, bytes(100)) for path in places[21:24])
     assert size_of(files_in(tmp_path / "store")) <= 20 * 116
-    assert not folder.write(places[24], bytes(20 * 116)), "larger than the folder"
-    assert not folder.write(places[25], b"1"), "not measured again at once"
+    there = files_in(tmp_path / "store")
+    assert not folder.write(places[24], bytes(20 * 116 - 15)), "larger than the folder"
+    assert files_in(tmp_path / "store") == there, "and nothing makes room for it"
+    assert folder.write(places[24], bytes(20 * 116 - 16)) and files_in(tmp_path / "store") == [Path(places[24])]
 
 
 def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

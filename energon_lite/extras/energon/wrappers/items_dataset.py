@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from energon_lite.batching.collate import empty_like
+from energon_lite.batching.collate import empty_like, rows_like
 from energon_lite.batching.plan import FixedPlan, Place
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample, UnknownLengthError, UsageError
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
@@ -316,7 +316,8 @@ class ItemsRunner(JobRunner):
             made = self._apply(self._batcher, examples, job, 0) if examples else None
             if made is None or isinstance(made, Failure):
                 raise SampleError("the form of an empty batch is unknown", fix="see what the batcher makes")
-            self._example = made, len(examples)
+            fix = "return a batch of tensors or lists, with an entry for each item"
+            self._example = made, rows_like(made, len(examples), self._batcher.name, fix)
         return empty_like(*self._example)
 
 

@@ -85,10 +85,12 @@ class SampleMakers:
         """
         run = self._run
         if not (run.dataset.has(leaf, index) and epoch >= 0):
-            most = counted(len(run.leaves), "data set")
+            owner, most = "the run", counted(len(run.leaves), "data set")
             if 0 <= leaf < len(run.leaves):
-                most = f"{counted(len(run.leaves[leaf].source), 'sample')} in {run.leaf_name(leaf)}"
-            raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"there are {most}, counted from 0")
+                owner, most = run.leaf_name(leaf), counted(len(run.leaves[leaf].source), "sample")
+            raise UsageError(
+                f"there is no sample {index} of data set {leaf}", fix=f"{owner} has {most}, counted from 0"
+            )
         with run.lock:
             return self._kept(leaf, index, epoch)
 

@@ -232,6 +232,9 @@ def test_a_tensor_on_a_device_is_not_sent() -> None:
     assert "['x']['y'] is a tensor on cuda:0" in str(error) and '.to("cuda")' in str(error)
     assert "samples a, b" in str(error)
     pack({"x": torch.ones(2, device="meta")})
+    with pytest.raises(NotImplementedError) as refused:
+        pack(opaque := {"x": torch.eye(3).to_mkldnn()})
+    assert "['x'] is a tensor on cpu, torch._mkldnn" in str(unsendable((opaque, [], 0, None), refused.value))
 
 
 @pytest.mark.gpu

@@ -160,6 +160,8 @@ def test_ranks_that_have_nothing_left(b: Path) -> None:
     numbers = BatchDataset(singles, 2, lambda texts: torch.tensor([[int(text[2:])] for text in texts]))
     batch, empty = everything(numbers)
     assert batch.tolist() == [[2], [3]] and empty.shape == (0, 1)
+    with pytest.raises(FatalSampleError, match="an empty batch cannot be made: this str has no tensors or lists"):
+        everything(BatchDataset(singles, 2, "".join))
     assert len(RepeatDataset(val(b, config=config, batch_drop_last=True), repeats=2)) == 2
 
 
