@@ -303,6 +303,7 @@ def outcome(path: Path, fast: bool) -> tuple[list[Member] | None, int, list[str]
 @example([Entry(), replace(TIMED, changes=((124, b"\x80" + bytes(10) + b"\x0a"),))], END, 0, 2048, 4096)
 @example([Entry(changes=((20, b"behind/the.name"),))], END, 0, 2048, 4096)
 @example([Entry(), Entry(changes=((124, b"-0000007777\0"),))], END, 0, 2048, 4096)
+@example([Entry(), Entry(changes=((124, b"-0000001130\0"),))], END, 0, 2048, 4096)
 def test_fast_is_slow(tmp_path: Path, written: list[Entry], end: bytes, cut: int, run: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tar_members, "_RUN", run)

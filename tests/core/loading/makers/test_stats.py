@@ -9,6 +9,7 @@ import signal
 import time
 import timeit
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,13 @@ class Packs(Picky):
         return {"texts": [sample.text for sample in samples]}
 
 
+class CopiedPacks(Packs):
+    """Its selection makes copies of the samples."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return super().select_samples_to_pack([replace(sample) for sample in samples])
+
+
 def _by_leaf(stats: dict[str, Any], kind: str) -> dict[str, int]:
     return {one["dataset"][0]: one[kind] for one in stats["datasets"]}
 
@@ -78,9 +86,10 @@ def test_counts_by_data_set(leaf_of: Any, workers: int, method: Any) -> None:
     assert {one["path"] for one in stats["datasets"]} == {str(leaf_of(30, tag)) for tag in "ab"}
 
 
+@pytest.mark.parametrize("encoder", [Packs(), CopiedPacks()])
 @pytest.mark.parametrize(("workers", "method"), WAYS[:2])
-def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int, method: Any) -> None:
-    packing: Any = {"batch_size": 1, "packing_buffer_size": 5, "task_encoder": Packs()}
+def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int, method: Any, encoder: Any) -> None:
+    packing: Any = {"batch_size": 1, "packing_buffer_size": 5, "task_encoder": encoder}
     with _loader(_blend(leaf_of, a=0.5, b=0.5), workers, start_method=method, **packing) as loader:
         texts = [text for batch in take(loader, 40) for text in batch["texts"][0]]
         stats = loader.stats()
