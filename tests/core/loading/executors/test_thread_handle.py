@@ -14,6 +14,7 @@ import pytest
 
 from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
 from energon_lite.errors import UsageError, WorkerError
+from energon_lite.loading.executors.transport import WakingChannel
 from tests.testing import in_time, take, told_of, train_loader, until
 
 _loader = partial(train_loader, batch_size=4, start_method="thread")
@@ -121,7 +122,12 @@ def test_read_ahead_is_refused(leaf_of: Any) -> None:
         _loader(leaf_of(20), 1, read_ahead=ReadAhead())
 
 
-def test_who_waits_while_another_thread_closes_is_told(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_woken", [True, False])
+def test_who_waits_while_another_thread_closes_is_told(
+    leaf_of: Any, is_woken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_woken:  # as if the byte that wakes had been read just before its pipe was closed
+        monkeypatch.setattr(WakingChannel, "close", lambda channel: channel._connection.close())
     with _held(leaf_of(20)) as (encoder, loader, batches):
         closing = threading.Thread(target=lambda: (until(lambda: told_of(caplog, "still waiting")), loader.close()))
         closing.start()
