@@ -125,7 +125,7 @@ class Shards(Work[str, ShardScan]):
 
     def inputs(self, unit: str) -> list[Any]:
         """Return the version of the scan's rules, and size, time of change and first block's checksum of the shard."""
-        return [SCAN_RULES, *(file_state(self.where(unit)) or (-1, -1, -1))]
+        return [SCAN_RULES, *(file_state(self.where(unit)) or ())]
 
     def do(self, unit: str) -> ShardScan:
         scan = scan_shard(self.root, unit)

@@ -286,6 +286,11 @@ def test_pickles_are_refused(part: str) -> None:
         SampleDecoder().decode(part, gzip.compress(data) if part.endswith(".gz") else data)
 
 
+def test_what_is_refused_by_its_name_alone() -> None:
+    decoder = SampleDecoder(handlers={"own": len})
+    assert [decoder.refuses(part) for part in ("pkl", "own", "json.gz", "txt", "bin")] == [True, *[False] * 4]
+
+
 @pytest.mark.parametrize("part", ["npy", "npz"])
 def test_arrays_of_objects_are_refused(part: str) -> None:
     array = np.array([Bomb()], dtype=object)

@@ -302,10 +302,11 @@ def test_a_part_that_many_have_not_is_no_loss(tmp_path: Path) -> None:
     assert notes(tmp_path, {number: {"txt": b"x"} for number in range(5)}) == []
 
 
-def test_a_part_twice(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [("0", {"txt": b"1", "cls": b"1"}), ("0", {"txt": b"2"})])
+@pytest.mark.parametrize("part", ["txt", "cls"])
+def test_a_part_twice(tmp_path: Path, part: str) -> None:
+    write_tar(tmp_path / "a.tar", [("0", {"txt": b"1", "cls": b"1"}), ("0", {part: b"2"})])
     index = PackedIndex.from_scans([scan_shard(str(tmp_path), "a.tar")])
-    assert [*odd_sample_notes(index)] == ["1 sample has a part more than once: a.tar: 0.txt"]
+    assert [*odd_sample_notes(index)] == [f"1 sample has a part more than once: a.tar: 0.{part}"]
 
 
 def test_usual_parts() -> None:

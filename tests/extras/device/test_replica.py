@@ -115,6 +115,19 @@ def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRan
     assert all(names == ["__key__", "__restore_key__", "labels"] for names in last)
 
 
+@pytest.mark.parametrize("repeat", [True, False])
+def test_ranks_that_only_receive_are_at_the_same_step(leaf_of: Any, repeat: bool, run_ranks: RunRanks) -> None:
+    packed: dict[str, Any] = {"packing_buffer_size": 1, "repeat": repeat, "max_samples_per_sequence": 1}
+
+    def rank_main(rank: int) -> Any:
+        with _loader(leaf_of(9, "share"), (1, 2, 1, 2), Packs(), packed, share="broadcast") as loader:
+            steps = [loader.state_dict() for _ in range(3) for _, _ in zip(range(7), loader, strict=False)]
+        return [[state[name] for name in ("pass_number", "position", "loop_start")] for state in steps]
+
+    reads, *others = run_ranks(4, rank_main)
+    assert others == [reads] * 3 and len(reads) == (21 if repeat else 15)
+
+
 class FailsOnThird(Lengths):
     failure_tolerance = 1
 
