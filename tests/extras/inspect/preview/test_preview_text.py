@@ -67,7 +67,7 @@ class TestCommand:
             (["--step", 1, "--key", 4], "--step together with --key"),
             (["--chunk", 3], "the batches of this run have no chunks"), (["--key", "[0"], "no sample has the key '[0'"),
             *((["--key", f'["{key}]'], "not a restore key") for key in ('sample", 0', 'x", 0, 1', 'sample", 0, true')),
-            (["--key", '["sample", 0, 9]'], "b.jsonl has 9 samples"), (["--key", '["sample", 1, 0]'], "run has 1 data set, c"),
+            (["--key", '["sample", 0, 9]'], "b.jsonl has 9 samples"), (["--key", '["sample", 1, 0]'], "1 data set, c"),
         ):  # fmt: skip
             code, output = run(file, *arguments)
             assert code == 1 and words in output
