@@ -7,7 +7,6 @@ A worker that hangs is treated like one that died, if the user asks for it.
 
 from __future__ import annotations
 
-import errno
 import logging
 import multiprocessing
 import os
@@ -152,7 +151,7 @@ class WorkerPool(Executor):
         try:
             while ticket not in self._done:
                 if self._closing:
-                    raise OSError(errno.EBADF, "the pool is closed")
+                    raise OSError("the pool is closed")
                 is_idle = is_idle or (not self._waiting and not all(worker.tickets for worker in self._workers))
                 timeout = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
                 if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
