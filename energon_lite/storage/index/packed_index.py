@@ -161,7 +161,7 @@ class PackedIndex:
             samples.append(block)
             renumber = np.array([numbers.setdefault(name, len(numbers)) for name in scan.part_names], dtype=np.int64)
             shard_parts = scan.parts.copy()
-            shard_parts[:, 2] = renumber[shard_parts[:, 2]] if len(renumber) else 0
+            shard_parts[:, 2] = renumber[shard_parts[:, 2]]
             parts.append(shard_parts)
             part_count, key_bytes = part_count + len(scan.parts), key_bytes + len(scan.keys)
             sample_count += scan.samples

@@ -30,6 +30,12 @@ def npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Ten samples in two shards; the last one has but one part."""
@@ -40,6 +46,7 @@ def data(tmp_path: Path) -> Path:
             "txt": b"x" * number * 3,
             "npy": npy(np.zeros((number + 1, 3000), dtype=np.int16)),
             "meta.json": json.dumps(about).encode(),
+            "npz": npz(ids=np.zeros((number + 2, 3)), one=np.ones(())),
             "json.gz": gzip.compress(json.dumps([number]).encode()),
         }
         members.append((str(number), parts))
@@ -52,6 +59,7 @@ def data(tmp_path: Path) -> Path:
     [
         ("txt", [3 * n for n in range(9)]),
         ("npy", [n + 1 for n in range(9)]),
+        ("npz.ids", [n + 2 for n in range(9)]),
         ("meta.json.n", list(range(9))),
         ("meta.json[tokens]", list(range(9))),
         ("meta.json.deep.text", list(range(9))),  # characters, not bytes
@@ -96,6 +104,8 @@ def test_what_cannot_be_read_counts_as_failed(data: Path) -> None:
     report = measure_parts(str(data), "meta.json.deep", workers=0)
     assert (report.kept, report.failed) == (0, 10)
     assert (9, "read", "SampleError: meta.json[deep] is a dict, which has no length", False) in report.reasons
+    report = measure_parts(str(data), "npz.one", workers=0)
+    assert (9, "read", "SampleError: npz[one] is a ndarray, which has no length", False) in report.reasons
     report = measure_parts(str(data), "meta.json.deep.nope", workers=0)
     assert (9, "read", "FieldAccessError: meta.json[deep] has no key 'nope'", False) in report.reasons
 
@@ -114,7 +124,7 @@ def test_a_sample_that_cannot_be_read_fails_once(data: Path) -> None:
 def test_no_such_part(data: Path) -> None:
     with pytest.raises(UsageError, match=r"--length-field txd: no sample has such a part[\s\S]*did you mean 'txt'"):
         measure_parts(str(data), "txd")
-    with pytest.raises(UsageError, match=r"the parts are: cls, json.gz, meta.json, npy, txt"):
+    with pytest.raises(UsageError, match=r"the parts are: cls, json.gz, meta.json, npy, npz, txt"):
         measure_parts(str(data), "..")
 
 
