@@ -80,7 +80,7 @@ class StagedIdentity(Identity):
             if not number and not sloping:
                 continue  # the weights of the first stage are in the leaves' settings
             stop = self.stages[number + 1].start if sloping else None
-            weights = [[values[leaf] for leaf in used if values] for values in (stage.weights, stage.last or ())]
+            weights = [[values[leaf] for leaf in used if values] for values in (stage.weights, stage.last)]
             marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
         settings = dict(self.settings)
         if older := list(marks)[:-_NAMED]:
