@@ -141,6 +141,10 @@ HIDDEN = frozenset({"__restore_key__", "__sources__", "__shard__", "__key__", "_
 SOUND_RATE = 16_000
 _SOUND_NAMES = ("audio", "wave", "sound", "speech")
 _RATE_NAMES = ("sample_rate", "sampling_rate", "sr", "rate", "audio_rate")
+#: Largest number of values that is taken for something else than a sound.
+_SHORTEST = 400
+#: Most channels of a sound.
+_CHANNELS = 8
 _STREAMS = Lock()
 #: Frames per second of video whose rate is not known.
 _FRAME_RATE = 8.0
@@ -188,7 +192,7 @@ def is_sound(name: str, value: Any) -> bool:
     """Return whether a tensor or array ``[channels, samples]`` or ``[samples]`` is audio, by name and shape."""
     shape = tuple(getattr(value, "shape", ()))
     named = any(word in name.lower() for word in _SOUND_NAMES)
-    return named and len(shape) in (1, 2) and shape[-1] > 400 and (len(shape) == 1 or shape[0] <= 8)
+    return named and len(shape) in (1, 2) and shape[-1] > _SHORTEST and (len(shape) == 1 or shape[0] <= _CHANNELS)
 
 
 def is_film(value: Any) -> bool:

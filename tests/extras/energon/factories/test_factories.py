@@ -130,6 +130,19 @@ def test_it_can_be_built_by_hand(shouting: Path) -> None:
         ShoutWebdataset(shouting)
 
 
+def test_a_class_that_makes_dicts(shouting: Path) -> None:
+    class Counts(ShoutWebdataset):
+        def load_sample(self, sample: Any) -> Any:
+            return {"marks": self.marks, "__key__": sample["__key__"] + "!", "__subflavors__": {"run": 1, "own": 2}}
+
+    factory = Counts(shouting, split_part="val", worker_config=ALONE, subflavors={"run": 7}, **FIELDS)
+    with get_loader(factory.build()) as loader:
+        sample = list(loader)[3]
+        assert (sample["marks"], sample["__key__"], sample["__subflavors__"]) == (1, "k3!", {"run": 7, "own": 2})
+        assert sample["__sources__"][0].index == 3 and sample["__shard__"] == "0.tar"
+        assert loader.restore_sample(sample["__restore_key__"]) == sample
+
+
 def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     path = leaf_of(5)
     factory = get_dataset_from_config(path, worker_config=ALONE, training=False, split_part="val")
