@@ -209,6 +209,9 @@ def test_other_workers(room: Path, cache: Path) -> None:
     shard, number = received.locate(3)  # k06 is in the second shard of the first data set
     assert (received.shard_names[shard], number) == ("s1.tar", 6)
     (table,) = Path(cache, "joins").glob("*.join")
+    members = [{"path": str(room / "two")}, {"path": str(room / "one"), "nonmatch": "skip"}]
+    swapped = opened({"splits": {"train": {"join": members, "joiner": JOINER}}}).leaves[0].source
+    assert (swapped.key(1), swapped.locate(1)) == ("k04", (2, 8))  # the first data set has more samples
     for again in (None, join(room, nonmatch="none")):
         table.unlink(missing_ok=True)
         if again:

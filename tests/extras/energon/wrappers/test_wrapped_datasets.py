@@ -165,6 +165,20 @@ def test_ranks_that_have_nothing_left(b: Path) -> None:
     assert len(RepeatDataset(val(b, config=config, batch_drop_last=True), repeats=2)) == 2
 
 
+def test_states_of_many_wrappers_are_short(b: Path) -> None:
+    def loader(wrappers: int) -> Any:
+        dataset = val(b, None)
+        for _ in range(wrappers):
+            dataset = MapDataset(dataset, list)
+        return get_savable_loader(dataset)
+
+    state = loader(99).save_state_rank()
+    assert len(str(state)) < 1000
+    loader(99).restore_state_rank(state)
+    with pytest.raises(StateMismatchError):
+        loader(98).restore_state_rank(state)
+
+
 def test_samples_of_a_mixed_item(a: Path, b: Path) -> None:
     mixed = MapDataset(BlendDataset((train(a), 1), (train(b), 2)), sorted)
     sources = get_savable_loader(mixed).samples_at(4)

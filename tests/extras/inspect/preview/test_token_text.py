@@ -118,6 +118,7 @@ def test_parts_are_shown_up_to_the_limits() -> None:
         ("b.txt", b"\xffa", "2 bytes\ufffda"), ("c.bin", b"\xffa", "2 bytes2 bytes: ff 61"), ("d", b"", "0 bytesempty"),
         ("a.pkl", b"a", "1 bytesDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
         ("e.bin", ("a" + "é" * 5000).encode(), f"9.8 KiBa{'é' * 19} … 2,048 characters"),
+        ("g.bin", b"a" * 4092 + b"\xffaaa" + b"a" * 100, f"4.1 KiB4,196 bytes:{' 61' * 32} …"),
         ("f.bin", b"\xffa" * 800, f"1.6 KiB1,600 bytes:{' ff 61' * 16} …"),
     ):  # fmt: skip
         assert Page(ValueView("it", lambda path: None, Amount(text=20)).parts({name: part})).text == f"{name} {said}"
