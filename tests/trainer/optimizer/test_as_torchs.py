@@ -97,6 +97,7 @@ def test_a_schedule_trains_as_it_trains_torchs_adamw(
     for mine, their in zip(ours.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, their, rtol=1e-11, atol=1e-13)
     mine, their = (optimizer.state_dict()["state"] for _, optimizer, _ in pairs)
+    assert not pairs[0][1].state, "the copies are not kept"
     assert mine.keys() == their.keys() and mine[0].keys() == their[0].keys()
     for number, tensors in their.items():
         for kind, tensor in tensors.items():
