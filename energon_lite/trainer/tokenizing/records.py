@@ -19,6 +19,8 @@ from energon_lite.errors import DatasetError, UsageError
 
 #: Most bytes per read.
 _CHUNK = 1 << 24
+#: Most rows of Parquet that are Python objects at a time; those of a row group may not fit into memory.
+_ROWS = 1000
 #: Kind of a file by its suffix.
 KINDS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
@@ -188,8 +190,7 @@ def _parquet_blocks(path: str, records: int, number: int) -> list[Block]:
 
 def _read_parquet(block: Block) -> Iterator[Record]:
     with _parquet(block.paths[0]) as file:
-        # A thousand rows at a time, because a row group of Python objects may not fit into memory.
-        batches = file.iter_batches(batch_size=1000, row_groups=range(block.start, block.stop))
+        batches = file.iter_batches(batch_size=_ROWS, row_groups=range(block.start, block.stop))
         rows = (fields for batch in batches for fields in batch.to_pylist())
         for number, fields in enumerate(rows, start=block.first):
             yield Record(block.file, number, fields)

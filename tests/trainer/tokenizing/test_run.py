@@ -86,6 +86,17 @@ def test_the_result_can_be_loaded(chats: Path, tokenizer_folder: Path, tmp_path:
     assert WebdatasetSource.open(tmp_path).column("loss_tokens")[:].sum() == counted
 
 
+def test_a_folder_stands_for_the_files_in_it(few_chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    lines = few_chats.read_text().split("\n")
+    (tmp_path / "in/deep").mkdir(parents=True)
+    parts = [("in/a.jsonl", lines[:10]), ("in/deep/B.JSONL", lines[10:]), ("in/c.bin", ["no record"])]
+    for name, some in parts:
+        (tmp_path / name).write_text("\n".join(some))
+    for number, given in enumerate((tmp_path / "in", tmp_path / "in/a.jsonl", tmp_path / "in/d*/*")):
+        report = _make(given, tokenizer_folder, tmp_path / f"out-{number}")
+        assert report.counts.records == [40, 10, 30][number]
+
+
 def test_workers_and_ranks_make_the_same_bytes(
     chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
 ) -> None:
