@@ -92,8 +92,8 @@ def test_a_folder_stands_for_the_files_in_it(few_chats: Path, tokenizer_folder: 
     parts = [("in/a.jsonl", lines[:10]), ("in/deep/B.JSONL", lines[10:]), ("in/c.bin", ["no record"])]
     for name, some in parts:
         (tmp_path / name).write_text("\n".join(some))
-    for number, given in enumerate((tmp_path / "in", tmp_path / "in/a.jsonl", tmp_path / "in/d*/*")):
-        report = _make(given, tokenizer_folder, tmp_path / f"out-{number}")
+    for number, inputs in enumerate((tmp_path / "in", tmp_path / "in/a.jsonl", tmp_path / "in/d*/*")):
+        report = _make(inputs, tokenizer_folder, tmp_path / f"out-{number}")
         assert report.counts.records == [40, 10, 30][number]
 
 
