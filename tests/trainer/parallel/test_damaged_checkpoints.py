@@ -327,10 +327,11 @@ def test_in_a_store_a_save_that_was_killed_is_no_checkpoint_and_one_without_mani
     with pytest.raises(RankFailure, match="died without a word"):
         run_ranks(1, killed)
     assert latest_checkpoint(root) is None
-    run_ranks(1, lambda rank: str(Part(Layout()).save(root, 2)))
-    assert str(latest_checkpoint(root)).endswith("step-00000002")
-    (tmp_path / "run/step-00000002/manifest.json").unlink()
-    with pytest.raises(StateError, match=r"step-00000002 has no manifest\.json"):
+    run_ranks(1, lambda rank: [str(Part(Layout()).save(root, step, keep=1)) for step in (2, 3)])
+    assert str(latest_checkpoint(root)).endswith("step-00000003")
+    assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-00000003"]
+    (tmp_path / "run/step-00000003/manifest.json").unlink()
+    with pytest.raises(StateError, match=r"step-00000003 has no manifest\.json"):
         latest_checkpoint(root)
 
 

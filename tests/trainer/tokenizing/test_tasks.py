@@ -269,6 +269,22 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(str(folder))
 
 
+def test_a_space_at_the_end_of_a_message_belongs_to_it(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # says that a space begins behind itself
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = HuggingFaceTokenizer(str(tmp_path))
+    said = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
+    assert [piece for piece, _ in made.chat(said) if piece] == made.encode_texts(["ab ", "c ", "d "])
+
+
 turns = st.lists(
     st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text("ab é\n\U0001f600", max_size=6)),
     min_size=1,
