@@ -174,6 +174,10 @@ def test_the_largest_length_is_the_largest(limit: int, multiple: int) -> None:
         assert below <= limit < above
 
 
+def test_the_largest_length_where_all_fit() -> None:
+    assert Capacity(9, unit="cost", cost=np.ones_like).largest_length() == 1 << 31
+
+
 def test_lengths_that_are_none() -> None:
     for lengths, message in (([[1]], "one-dimensional"), ([0.5], "one-dimensional"), ([1, -1], r"lengths\[1\] is -1")):
         with pytest.raises(UsageError, match=message):

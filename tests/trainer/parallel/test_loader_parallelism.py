@@ -10,7 +10,7 @@ restoring that Energon documents, with plain torch.save and torch.load, and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from energon_lite import (
     SavableDataLoader,
+    TaskEncoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     pack_sequences,
     pad_sequences,
 )
@@ -186,6 +188,36 @@ def test_ranks_end_a_pass_together(run_ranks: Any, leaf_of: Callable[[int], Any]
     assert any(not batch for batches in found for batch in batches)  # some rank has run out before the others
     tokens = sorted(token for batches in found for batch in batches for token in batch)
     assert tokens == [1000 * index + token for index in range(50) for token in range(length_of(index))]
+
+
+class NoEmptyBatch(TaskEncoder):
+    """How many samples there are is known when they are made; a rank that has none fails."""
+
+    def encode_sample(self, sample: Any) -> Iterator[Any]:
+        yield sample
+
+    def empty_batch(self, like: Any, rows: int) -> Any:
+        raise ValueError("not without samples")
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_rank_that_fails_in_the_last_step_of_a_pass(
+    run_ranks: Any, leaf_of: Callable[[int], Any], limit: int | None
+) -> None:
+    """With a limit the other rank knows that this is the last step, and asks for nothing after it."""
+    path = leaf_of(5)
+
+    def walk(rank: int) -> str:
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0)
+        given: Any = {"worker_config": config, "task_encoder": NoEmptyBatch(), "batch_size": 2, "chunk_size": 2}
+        try:
+            return str(len(list(get_savable_loader(get_val_dataset(path, limit=limit, **given)))))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    first, second = run_ranks(2, walk)
+    assert "not without samples" in second
+    assert first == "2" if limit else "another rank of the data-parallel group failed" in first
 
 
 # -- the loss tokens of a step, over micro-batches and ranks -----------------------------------------------------------
