@@ -260,6 +260,17 @@ def test_a_part_of_an_encoder_that_cannot_be_pickled(leaf_of: Any) -> None:
     assert "self.settings['lock'] is a _thread.lock" in text and 'start_method="fork"' in text
 
 
+class Cyclic(TaskEncoder):
+    def __init__(self) -> None:
+        self.itself = {"again": self}
+        self.lock = threading.Lock()
+
+
+def test_an_encoder_that_refers_to_itself_cannot_be_pickled() -> None:
+    with pytest.raises(UsageError, match=r"the task encoder Cyclic cannot be pickled[\s\S]*self.itself\['again'\]"):
+        raise_unpicklable(Cyclic(), "spawn", ValueError())
+
+
 def test_a_class_inside_of_a_function_cannot_be_pickled() -> None:
     class Inner(TaskEncoder):
         pass
