@@ -151,6 +151,7 @@ def test_attributes_are_told_apart_by_all_of_their_values() -> None:
     assert found == texts(*map(copy.deepcopy, values)) and found[3] == {"self[0]": "'a'", "self[1]": "'b'"}
     for one, other in zip(found, texts(*others), strict=True):
         assert one.keys() == other.keys() and one != other
+    assert texts([[[[[1]]]]], [[[[[[1]]]]]]) == [{"self[0][0][0][0][0]": "1"}, {}], "not read further inside"
 
 
 def test_the_code_of_a_class_is_in_all_files_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,13 @@ def test_a_loop_that_was_left_goes_on(leaf_of: Callable[..., Any]) -> None:
     assert tokens_of(list(loader)) != whole  # the next epoch has an order of its own
 
 
+@pytest.mark.parametrize(("samples", "chunk"), [(5, 1024), (50, 4096), (64, 4096), (65, 8192)])
+def test_64_epochs_of_small_data_are_planned_together(leaf_of: Callable[..., Any], samples: int, chunk: int) -> None:
+    """Rounded up to a power of two: another number would change the order."""
+    state = get_savable_loader(dataset_of(leaf_of(samples), chunk_size=None)).save_state_rank()
+    assert state is not None and state["identity"]["settings"]["plan_chunk"] == chunk
+
+
 def test_states_of_other_runs_are_refused(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path = leaf_of(120)
     state = get_savable_loader(dataset_of(path)).save_state_rank()
