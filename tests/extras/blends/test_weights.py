@@ -69,6 +69,10 @@ def test_numbers_as_keys_of_a_dict() -> None:
     assert found == Schedule(schedule(((0, 0.9), (1_000_000, 0.5), (2_000_000, 0.0)), linear=True))
 
 
+def test_one_position_is_a_weight_that_does_not_change() -> None:
+    assert read_schedule(from_plain({"linear": {0: 2.5}}, "<dict>")) == 2.5
+
+
 def test_the_weight_at_a_position() -> None:
     step, linear = (schedule(((0, 4.0), (10, 2.0), (20, 3.0)), kind) for kind in (False, True))
     assert [values_at(step, p) for p in (0, 5, 10, 15, 20, 99)] == [(4, 4), (4, 4), (4, 2), (2, 2), (2, 3), (3, 3)]

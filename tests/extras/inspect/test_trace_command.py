@@ -285,7 +285,7 @@ def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
     boxes = [event for event in events if event["ph"] == "X"]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in boxes)
     names = [event["name"] for event in boxes]
-    assert names.count("step") == 14 and names.count("hooks") == 15
+    assert names.count("step") == 14 and names.count("hooks") == names.count("batch") == 15
     assert sum(name.startswith("wait for step ") for name in names) == 15
     for number in range(15):  # the stages lie inside of their batch
         (whole,) = [event for event in boxes if event["name"] == f"step {number}"]

@@ -221,7 +221,7 @@ def sound_rate(fields: Mapping[str, Any]) -> int | None:
 def clip_rate(owner: Any, number: int, kind: str) -> float | None:
     """Return the frames or samples per second of a clip that a decoder has read from a file."""
     clips, times = getattr(owner, f"{kind}_clips", None), getattr(owner, f"{kind}_timestamps", None)
-    if not clips or not times or number >= min(len(clips), len(times)):
+    if clips is None or times is None or number >= min(len(clips), len(times)):
         return None
     seconds = float(times[number][1]) - float(times[number][0])
     length = clips[number].shape[0 if kind == "video" else -1]

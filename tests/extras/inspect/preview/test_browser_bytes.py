@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import io
 import wave
+from dataclasses import make_dataclass
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from energon_lite.extras.inspect.preview.media import browser_type, pixels_of, png_of, wav_of, webm_of
+from energon_lite.extras.inspect.preview.media import browser_type, made_media, pixels_of, png_of, wav_of, webm_of
 from tests.extras.inspect.preview.samples_to_show import ATTACK, sound
 
 
@@ -52,6 +53,19 @@ def test_a_wav(value: object) -> None:
     with wave.open(io.BytesIO(wav_of(value, 22050))) as file:
         assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (1, 22050, 3)
         assert np.frombuffer(file.readframes(3), "<i2").tolist() == [0, 32767, -32768]
+
+
+def test_clips_are_sent_at_the_rates_of_their_times() -> None:
+    sounds, films = torch.zeros(2, 1, 800), torch.zeros(2, 3, 3, 16, 16, dtype=torch.uint8)
+    names = ["audio_clips", "audio_timestamps", "video_clips", "video_timestamps"]
+    clip = make_dataclass("Clip", names)(sounds, [(0, 1), (0, 2)], films, [(0, 1), (1, 2)])
+    for number, rate in enumerate((800, 400)):
+        sent = made_media({"it": clip}, ("it", "audio_clips", str(number), "sound"))
+        assert sent is not None and sent.content_type == "audio/wav"
+        with wave.open(io.BytesIO(sent.read(0, sent.size))) as file:
+            assert file.getframerate() == rate
+    film = made_media({"it": clip}, ("it", "video_clips", "1", "film"))
+    assert film is not None and film.content_type == "video/webm"
 
 
 def test_what_a_browser_is_sent_is_told_by_its_bytes() -> None:

@@ -103,7 +103,8 @@ def test_values_are_shown_up_to_the_limits() -> None:
         ([1, "x" * 40], f"1{'x' * 20} … 40 characters"), ([], "empty"), (bytes(33), f"33 bytes:{' 00' * 32} …"),
         ([{"role": "user", "content": "hi"}] * 9, "userhi" * 8 + "and 1 more"), ([{"a": 1}] * 3, "a1a1and 1 more"),
         ({"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}, "abcde{'f': 1}"), ({"__subflavors__": [None]}, "no fields"),
-        (torch.zeros(500), "float32 [500]:" + " 0," * 11 + " 0 …"), ("x" * 20, "x" * 20),
+        (np.float64(1.5), "1.5"), (torch.zeros(500), "float32 [500]:" + " 0," * 11 + " 0 …"),
+        ("x" * 20, "x" * 20),
     ):  # fmt: skip
         assert Page(view.fields({"it": value})).text == f"it{said}"
     assert '<a href="/all">show all 21 characters' in ValueView("it", str, view.amount, more="/all").text("x" * 21)
@@ -122,3 +123,5 @@ def test_parts_are_shown_up_to_the_limits() -> None:
         ("f.bin", b"\xffa" * 800, f"1.6 KiB1,600 bytes:{' ff 61' * 16} …"),
     ):  # fmt: skip
         assert Page(ValueView("it", lambda path: None, Amount(text=20)).parts({name: part})).text == f"{name} {said}"
+    shown = Page(ValueView("it", lambda path: None, Amount(text=2000)).parts({"a.txt": "🦊".encode() * 3000})).text
+    assert shown.count("🦊") == 2000  # more bytes than are read for few characters

@@ -223,7 +223,8 @@ def test_what_a_prepared_data_set_has(shards: Path, monkeypatch: pytest.MonkeyPa
     assert store.get(parts[3][0])
 
 
-def test_what_a_jsonl_file_has(lines: Path) -> None:
+def test_what_a_jsonl_file_has(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webdataset_store, "_LISTED", 2)
     store = JsonlFileStore(lines)
     samples = list(store.list_all_samples())
     assert [(key, shard) for key, _, shard in samples] == [("0", 0), ("1", 0), ("2", 0)]
