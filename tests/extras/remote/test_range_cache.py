@@ -250,6 +250,16 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
     assert there(14, size=1000) == [14] and len(listed) == 10
 
 
+def test_damaged_objects_are_told_once(bucket: str, memory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
+    for number in range(3):
+        assert store.write(f"00/kept/{number}", b"data")
+    for name in objects():
+        memory.pipe_file(name, bytes(30))
+    assert [store.find(f"00/kept/{number}") for number in range(3)] == [None] * 3 and store.damaged == 3
+    assert caplog.text.count("an object of the store is damaged, it is made again (logged once)") == 1
+
+
 def test_writers_race_in_a_bucket(bucket: str) -> None:
     values = {f"{number:02x}": bytes([number]) * 5000 for number in range(40)}
 

@@ -64,6 +64,8 @@ def test_clips_are_sent_at_the_rates_of_their_times() -> None:
         assert sent is not None and sent.content_type == "audio/wav"
         with wave.open(io.BytesIO(sent.read(0, sent.size))) as file:
             assert file.getframerate() == rate
+    alone = made_media({"wave": sounds[0]}, ("wave", "sound"))
+    assert alone is not None and alone.content_type == "audio/wav"
     film = made_media({"it": clip}, ("it", "video_clips", "1", "film"))
     assert film is not None and film.content_type == "video/webm"
 
