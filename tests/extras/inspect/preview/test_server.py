@@ -37,6 +37,15 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer
         yield server
 
 
+def test_clients_that_leave_are_no_errors(server: PreviewServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for error, is_told in ((ConnectionResetError(), False), (TimeoutError(), False), (ValueError("it"), True)):
+        try:
+            raise error
+        except (OSError, ValueError):
+            server.handle_error(None, ("127.0.0.1", 1))
+        assert bool(capsys.readouterr().err) == is_told
+
+
 class TestWhoMayAsk:
     @pytest.mark.parametrize(
         ("path", "asked", "status"),
