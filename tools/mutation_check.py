@@ -70,7 +70,7 @@ _TUNED = re.compile(
     r"|^_[A-Z_]+ = \d+ << [123]0$",
     re.I | re.M,
 )
-_TUNED_ARGUMENTS = {"timeout", "maxsize", "stacklevel", "max_workers", "buffering"}
+_TUNED_ARGUMENTS = {"timeout", "maxsize", "stacklevel", "max_workers", "buffering", "indent"}
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 _PAIRS += [(ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv)]
 #: Another operator for each.
