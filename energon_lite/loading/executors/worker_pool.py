@@ -48,8 +48,6 @@ _SMALL_RESULTS = 1 << 20
 _WORTH_WAKING = 4e-3
 #: Results that a worker can have in shared memory in addition to those that wait for their turn.
 _WITH_USER = 4
-#: Seconds after which a call that waits looks whether another thread closes the pool: its pipes may be gone then.
-_LOOK = 1.0
 #: Seconds that workers have to finish their job when the pool is closed.
 _LEAVE = 2.0
 #: Further jobs that are ahead because some take long, for each other one, at most; their share after each result.
@@ -150,10 +148,10 @@ class WorkerPool(Executor):
         began, usual, is_idle = time.monotonic(), self._seconds, False
         try:
             while ticket not in self._done:
-                if self._closing:
+                if self._closing:  # set before the waiting thread is woken, whose pipes are closed after that
                     raise OSError("the pool is closed")
                 is_idle = is_idle or (not self._waiting and not all(worker.tickets for worker in self._workers))
-                timeout = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._collect(timeout) and deadline is not None and time.monotonic() >= deadline:
                     deadline = self._too_slow(ticket)
                 self._dispatch()

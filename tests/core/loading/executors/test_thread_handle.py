@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -122,12 +123,13 @@ def test_read_ahead_is_refused(leaf_of: Any) -> None:
         _loader(leaf_of(20), 1, read_ahead=ReadAhead())
 
 
-@pytest.mark.parametrize("is_woken", [True, False])
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_who_waits_while_another_thread_closes_is_told(
-    leaf_of: Any, is_woken: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    leaf_of: Any, seconds: float, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_woken:  # as if the byte that wakes had been read just before its pipe was closed
-        monkeypatch.setattr(WakingChannel, "close", lambda channel: channel._connection.close())
+    """Also if it has read the byte that wakes it before its pipe is closed."""
+    wake = WakingChannel.wake
+    monkeypatch.setattr(WakingChannel, "wake", lambda channel: (wake(channel), time.sleep(seconds)))
     with _held(leaf_of(20)) as (encoder, loader, batches):
         closing = threading.Thread(target=lambda: (until(lambda: told_of(caplog, "still waiting")), loader.close()))
         closing.start()
