@@ -278,10 +278,7 @@ class JobRunner(HookSteps):
         """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure."""
         leaf = self.leaves[address[0]]
         index = at if isinstance(rows, StoredSample) else rows.indices[at]
-        epoch = address[2]
-        number = epoch * leaf.length + index
-        # As move(), whose call would cost too much here.
-        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
+        self.move(context, (address[0], index, address[2]), batch_index=batch_index)
         try:
             if isinstance(rows, StoredSample):
                 sample = rows.value
@@ -293,7 +290,7 @@ class JobRunner(HookSteps):
                 if type(sample) is Rejected:
                     return sample
                 if self.services.store is not None:
-                    self.services.store.add((address[0], index, epoch), sample, key, context)
+                    self.services.store.add((address[0], index, address[2]), sample, key, context)
             if not self.hooks.batched:
                 set_restore_key(sample, key)
             if len(address) > 3:
