@@ -7,7 +7,8 @@
 A fault is a small change of one expression or statement: a comparison that is off by its border or turned round, a
 number or an index off by one, a condition that always or never holds, two operands exchanged, a statement that is left
 out. Types, messages, what is only shown, and constants that say how long or how much are left alone. Faults are drawn
-at random from the files of a part of the package: the core, the trainer, the extras. Each is tried in a copy of the
+at random from the files of a part of the package: the core, the trainer, the extras. An edit elsewhere draws no others,
+so that trees can be compared. Each is tried in a copy of the
 project, with the tests that execute its block of code, until the first fails: quick tests come first, and those that
 execute little else. That test must pass again without the fault. A fault that all these tests pass is shown with its
 line: either a test is missing, or the change makes no difference (a cache that is dropped, a bound that is never
@@ -24,7 +25,6 @@ import argparse
 import ast
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -39,7 +39,8 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from hashlib import blake2b
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,11 +99,14 @@ class Fault:
         head, tail = lines[first - 1][:begin], lines[last - 1][end:]
         return b"\n".join([*lines[: first - 1], head + self.change.text.encode() + tail, *lines[last:]])
 
+    def lines(self, source: bytes) -> str:
+        """Its first line without and with the change."""
+        first = self.change.start[0] - 1
+        was, now = (text.split(b"\n")[first].decode().strip() for text in (source, self.applied(source)))
+        return f"    - {was}\n    + {now}"
+
     def describe(self, source: bytes) -> str:
-        first = self.change.start[0]
-        was = source.split(b"\n")[first - 1].decode().strip()
-        now = self.applied(source).split(b"\n")[first - 1].decode().strip()
-        return f"{self.path}:{first}\n    - {was}\n    + {now}"
+        return f"{self.path}:{self.change.start[0]}\n{self.lines(source)}"
 
 
 def changes(tree: ast.AST, told: Collection[str] = ()) -> Iterator[Change]:
@@ -180,6 +184,19 @@ def possible(part: str, below: str = "") -> list[Fault]:
             tuned = {source.count("\n", 0, match.end()) + 1 for match in _TUNED.finditer(source)}
             found += [Fault(name, change) for change in drawn if change.start[0] not in tuned]
     return found
+
+
+def drawn(faults: Sequence[Fault], seed: int) -> list[Fault]:
+    """Faults in a random order. The place of each depends only on its lines, and on how many of the same precede it."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for path, group in groupby(faults, key=lambda fault: fault.path):
+        source = (ROOT / path).read_bytes()
+        for fault in group:
+            text = f"{path} {fault.lines(source)}"
+            seen[text] += 1
+            places[fault] = blake2b(f"{seed} {seen[text]} {text}".encode()).digest()
+    return sorted(faults, key=places.__getitem__)
 
 
 def _part_of(name: str) -> str:
@@ -359,11 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args(arguments)
-    drawn: list[Fault] = []
-    for part in options.part or sorted(PARTS):  # the same of a part, whichever others there are
-        faults = possible(part, options.module)
-        random.Random(f"{options.seed} {part}").shuffle(faults)
-        drawn += faults[options.first : options.faults]
+    faults: list[Fault] = []
+    for part in options.part or sorted(PARTS):
+        faults += drawn(possible(part, options.module), options.seed)[options.first : options.faults]
     record = Record()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as threads:
         copies = [_copied(Path(folder, str(number))) for number in range(options.processes)]
@@ -376,11 +391,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 copies.append(copy)
 
         missed = 0
-        lines = [fault.describe((ROOT / fault.path).read_bytes()) for fault in drawn]  # before anyone edits them
-        for shown, test in zip(lines, threads.map(tried, drawn), strict=True):
+        lines = [fault.describe((ROOT / fault.path).read_bytes()) for fault in faults]  # before anyone edits them
+        for shown, test in zip(lines, threads.map(tried, faults), strict=True):
             missed += not test
             print(f"caught {shown}\n    by {test}" if test else f"MISSED {shown}", flush=True)
-    print(f"{len(drawn) - missed} of {len(drawn)} faults were caught")
+    print(f"{len(faults) - missed} of {len(faults)} faults were caught")
     return missed
 
 
