@@ -326,9 +326,11 @@ def load(target: str) -> Any:
     """
     module, _, name = target.partition(":")
     loaded = import_module(module)
-    if not hasattr(loaded, name):
-        raise UsageError(f"{module} has no {name!r}", where=f"entry {target!r}", fix="correct the table of its package")
-    return getattr(loaded, name)
+    try:
+        return getattr(loaded, name)
+    except AttributeError as error:  # perhaps of a mistake in the module's own __getattr__
+        what = f"{module} has no {name!r}: {error}"
+        raise UsageError(what, where=f"entry {target!r}", fix="correct the table of its package") from error
 
 
 @cache

@@ -162,7 +162,7 @@ def _opened(name: str, reference: AuxReference) -> FileStore[Any]:
         return _dataset(reference.path) if reference.kind == "dataset" else _KINDS[reference.kind](reference.path)
     except EnergonLiteError as error:
         raise ConfigError(
-            f"aux {name!r} cannot be opened: {error.what} ({error.where})", file=reference.origin, fix=error.fix
+            f"the store {name!r} cannot be opened: {error.what} ({error.where})", file=reference.origin, fix=error.fix
         ) from error
 
 
@@ -173,7 +173,7 @@ def _primary(source: AnySource) -> FileStore[Any]:
             where=source.path,
             fix="leave out need_primary; or name a store of the same data under aux",
         )
-    return _dataset(source.path)
+    return _opened("primary", AuxReference("dataset", source.path, source.path))
 
 
 def _dataset(path: str) -> FileStore[Any]:

@@ -48,7 +48,8 @@ class SampleStore:
 
     Use it where hooks of single samples, decoding included, take longer than reading their results: for the next
     epochs, the next run, and runs with other batch sizes, orders, blends or numbers of ranks. Samples that hooks draw
-    random numbers for are found again only by runs with the same seed, in the same epoch.
+    random numbers for are found again only by runs with the same seed, in the same epoch. Global generators belong to
+    the whole process: if another thread of a worker draws from one while a hook runs, the hook counts as random.
 
     Args:
         folder: folder on a local disk, or one that machines share; or a URL in a bucket. Any number of processes of one

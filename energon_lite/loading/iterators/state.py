@@ -248,8 +248,9 @@ def next_position(position: int, old: int, new: int) -> int:
     return -(-position // unit) * unit
 
 
-def steps_to(position: int, old: int, new: int, world_size: int) -> int | None:
-    """Return the number of steps after which a micro-batch of ``new`` samples begins; None if there is no such step.
+def steps_to(position: int, old: int, new: int, world_size: int, end: int | None = None) -> int | None:
+    """Return the number of steps after which a micro-batch of ``new`` samples begins, or the pass has ended before;
+    None if there is no such step.
 
     A step is ``world_size`` micro-batches of ``old`` samples; ``position`` counts micro-batches of ``old`` samples.
 
@@ -258,7 +259,8 @@ def steps_to(position: int, old: int, new: int, world_size: int) -> int | None:
         (1, None)
     """
     unit = new // gcd(old, new)
-    return next((steps for steps in range(unit) if not (position + steps * world_size) % unit), None)
+    steps = next((steps for steps in range(unit) if not (position + steps * world_size) % unit), None)
+    return steps if steps is None or end is None else min(steps, -((position - end) // world_size))
 
 
 def resized(
@@ -284,7 +286,7 @@ def resized(
     if samples % new and not give_up:
         following = next_position(position, old, new)
         following = following if end is None else min(following, end)
-        steps = steps_to(position, old, new, world_size)
+        steps = steps_to(position, old, new, world_size, end)
         ranks = counted(world_size, "rank")
         way = f"{steps} on {ranks}" if steps is not None else f"{following - position} on 1 rank; on {ranks} none ends"
         raise StateMismatchError(

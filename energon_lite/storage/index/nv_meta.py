@@ -22,6 +22,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.documents.paths import missing_file_fix
@@ -242,7 +243,7 @@ def write_shard_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     """Write the file of :func:`shard_index_path`, unless it exists with these contents; return its path."""
     path = shard_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
-    if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:
+    if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or Path(path).read_bytes() != offsets:
         write_bytes(path, offsets, flush=flush)
     return path
 

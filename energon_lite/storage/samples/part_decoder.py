@@ -14,14 +14,14 @@ import pickle
 import re
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import msgpack
 import numpy as np
 
 from energon_lite.entry_points import Decoder, decoders, load
-from energon_lite.errors import DecodeError
+from energon_lite.errors import DecodeError, UsageError, listed
 from energon_lite.storage.read.ranges import RangeStream
 from energon_lite.storage.samples.image_decoding import FORMATS, IMAGE_FORMS, PROGRAMS, check_size, decode_image
 from energon_lite.storage.samples.image_size import ImageTarget
@@ -156,14 +156,21 @@ class MediaFile(Protocol):
         """
 
 
+@lru_cache(maxsize=4096)
 def decoder_entry(extension: str) -> Decoder | None:
-    """Return the entry of the guest that decodes an extension, in upper or lower case; None: no guest does."""
-    return _entries().get(extension.lower())
+    """Return the entry of the guest that decodes an extension, in upper or lower case; None: no guest does.
 
-
-@cache
-def _entries() -> dict[str, Decoder]:
-    return {extension.lstrip("."): entry for entry in decoders().values() for extension in entry.extensions}
+    Raises:
+        UsageError: several guests do.
+    """
+    lower = extension.lower()
+    found = [entry for entry in decoders().values() if not {lower, f".{lower}"}.isdisjoint(entry.extensions)]
+    if len(found) > 1:
+        raise UsageError(
+            f"parts {lower!r} have several decoders: {listed([entry.target for entry in found])}",
+            fix=f"uninstall one of their packages, or choose by SampleDecoder(handlers={{{lower!r}: ...}})",
+        )
+    return found[0] if found else None
 
 
 @lru_cache(maxsize=256)

@@ -94,9 +94,8 @@ def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
         elif cut == 5:  # the pass is over: the next one begins
             assert keys_of(list(loader(3, state))) == every
         else:
-            with pytest.raises(
-                StateMismatchError, match=f"(?s)no batch of 3 begins.* to micro-batch {3 if cut < 3 else 5} "
-            ):
+            way = f"to micro-batch {(to := 3 if cut < 3 else 5)} .steps: {to - cut} on 1 rank "
+            with pytest.raises(StateMismatchError, match=f"(?s)no batch of 3 begins.* {way}"):
                 loader(3, state)
     limited = loader(2, limit=4)
     take(limited, 1)

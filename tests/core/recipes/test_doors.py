@@ -288,6 +288,11 @@ def test_observers_that_cannot_be() -> None:
         ("import no_such_module", "guest", "No module named 'no_such_module'"),
         ("COMMANDS = {'mine': Command('json:absent', '')}", "mine", "json has no 'absent'"),
         (
+            "COMMANDS = {'mine': Command('guest_of_tests:late', '')}\n__getattr__ = lambda name: [].first",
+            "mine",
+            "'list' object has no attribute 'first'",
+        ),
+        (
             "COMMANDS = {'mine': Command('json:loads', '')}",
             "mine",
             "the command 'mine' is a function, not a click",

@@ -192,7 +192,7 @@ def decoder(settings: DecoderSettings) -> Reversed | None:
 
 
 def forget() -> None:
-    for function in (part_decoder._entries, part_decoder.decoder_for, part_decoder.made_decoder):
+    for function in (part_decoder.decoder_entry, part_decoder.decoder_for, part_decoder.made_decoder):
         function.cache_clear()
 
 
@@ -218,6 +218,11 @@ def test_a_decoder_of_a_guest(table: dict[str, Decoder]) -> None:
     assert function is not None and function(b"abc") == b"cba"
     with pytest.raises(DecodeError, match=r"part 'a\.rev' \(0 bytes\).*no bytes"):
         decode("a.rev", b"")
+    table["other"] = Decoder("other_package:decoder", (".rev", "json"))
+    forget()
+    with pytest.raises(UsageError, match=rf"'rev' have several decoders: {__name__}:decoder, other_package:decoder"):
+        SampleDecoder().check_parts(["a.rev"], "here")
+    assert SampleDecoder(handlers={"rev": len}).decode("rev", b"abc") == 3 and decode("json", b"[1]") == [1]
 
 
 def test_what_is_streamed_and_checked(table: dict[str, Decoder]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite import DefaultTaskEncoder, SkipSample
+from energon_lite import Cooker, DefaultTaskEncoder, SkipSample, cooker
 from energon_lite.errors import WorkerError
 from energon_lite.storage import sharded_work as helpers
 from energon_lite.storage.read import source
@@ -205,11 +205,30 @@ class TestKindsOfData:
         assert {one["kind"] for one in found["problems"]} == {"data set"}
         assert {one["shard"] for one in found["problems"]} == {f"s{number}.tar" for number in range(4)}
 
+    def test_samples_are_not_blamed_for_a_store_that_lacks_a_shard(self, broken: Broken) -> None:
+        path, _ = broken
+        (path / ".nv-meta/dataset.yaml").write_text(CRUDE_YAML)
+        (path / "s1.tar").unlink()
+        code, found = lint(path, "--task-encoder", "tests.extras.inspect.test_lint_command:WithPrimary")
+        assert code == 1 and not named(found) and not found["broken_samples"]
+        whats = {one["shard"]: one["what"] for one in found["problems"] if one["kind"] == "data set"}
+        assert whats.keys() == {"s0.tar", "s2.tar", "s3.tar"}
+        assert all("store 'primary' cannot be opened" in what and "s1.tar" in what for what in whats.values())
+
     def test_mistakes(self, tmp_path: Path) -> None:
         text_dataset(tmp_path / "good", 20)
         for arguments in (["nowhere"], ["good", "--split-parts", "trian"], ["good", "--task-encoder", "no:One"]):
             code, _ = energon_lite("lint", tmp_path / arguments[0], *arguments[1:])
             assert code == 1
+
+
+@cooker(need_primary=True)
+def cook(sample: Any, primary: Any) -> Any:
+    return sample
+
+
+class WithPrimary(DefaultTaskEncoder):
+    cookers = (Cooker(cook),)
 
 
 class Picky(DefaultTaskEncoder):
