@@ -191,6 +191,8 @@ def test_chunks() -> None:
     batches = plan_in_chunks(strategy, np.array([2, 1, 2, 6, 1]), chunk=2)
     assert groups(batches) == [[0, 1], [3], [2, 3], [4]]
     assert batches.counts == Counts(split_samples=1)
+    triples = strategy_from_dict({"strategy": "fixed", "batch_size": 3})  # 131,072 are planned together
+    assert len(plan_in_chunks(triples, np.ones((1 << 17) + 1, dtype=np.int64))) == 43_691 + 1
     with pytest.raises(UsageError, match="chunk is 0"):
         plan_in_chunks(strategy, np.array([2]), chunk=0)
 

@@ -153,6 +153,8 @@ def test_progress_in_a_log(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
     assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
     assert "Indexing" not in done(data, *PLAIN, "--force-overwrite", "--rescan", "--no-progress")
+    (data / "moved.tar").symlink_to("elsewhere.tar")
+    assert "moved.tar" in (said := refused(data, *PLAIN, "--force-overwrite")) and "does not exist" in said
 
 
 def test_progress_on_a_terminal(

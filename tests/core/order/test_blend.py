@@ -168,6 +168,14 @@ def test_an_epoch_is_mixed_evenly() -> None:
     assert len(few) == 21 and few.min() < 8_000 and few.max() > 42_000 and np.diff(few).max() < 6_000
 
 
+@given(lengths=st.lists(st.integers(1, 2**40), min_size=2, max_size=5), data=st.data())
+def test_shares_of_long_epochs(lengths: list[int], data: st.DataObject) -> None:
+    whole = sum(lengths)
+    block = data.draw(st.integers(0, whole // BLOCK))
+    counts = EpochBlend(lengths, [1] * len(lengths), key=9).counts_before(block * BLOCK).tolist()
+    assert all(abs(n - Fraction(of * block * BLOCK, whole)) <= 2 for n, of in zip(counts, lengths, strict=True))
+
+
 @pytest.mark.parametrize(("lengths", "repetitions"), [([10], [0]), ([10], [-1]), ([10], [float("nan")]), ([1], [0.5])])
 def test_bad_repetitions_are_named(lengths: list[int], repetitions: list[float]) -> None:
     with pytest.raises(UsageError, match=r"repetitions|samples") as caught:
