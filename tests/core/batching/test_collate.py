@@ -146,7 +146,8 @@ def test_tensors_are_stacked_where_alike_and_else_only_as_asked_for(values: list
 def test_what_is_not_alike_is_named(leaf_of: Any) -> None:
     with pytest.raises(UnlikeError, match=r"'image' of .* unequal sizes: shape \[1, 1, 2\]: 1; shape \[1, 2, 2\]: 2"):
         DefaultTaskEncoder().batch([_caption(1), _caption(2)])
-    with pytest.raises(UnlikeError, match=r"'a\.b' of .* unequal types: shape \[1\]: sample 0; NoneType: sample 1") as caught:
+    kinds = r"'a\.b' of .* unequal types: shape \[1\]: sample 0; NoneType: sample 1"
+    with pytest.raises(UnlikeError, match=kinds) as caught:
         generic_batch([{"a": {"b": torch.ones(1)}}, {"a": {"b": None}}])
     assert caught.value.where is None
     with pytest.raises(UnlikeError, match=r"have unequal entries: entries a, b: sample 0; entries a: sample 1"):
