@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ShardChangedError, UsageError
-from energon_lite.extras.remote import checked_folder, range_cache, run_reader
-from energon_lite.extras.remote.range_cache import RangeCache
-from energon_lite.extras.remote.run_reader import RunReader
+from energon_lite.extras.remote import checked_folder, read_ahead
+from energon_lite.extras.remote.read_ahead import RangeCache, RunReader
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
@@ -37,7 +36,7 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     """What the store is asked for by this test: shard, start, size."""
     made: list[tuple[str, int, int]] = []
     read = ShardStore.read
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
 
     def counting(self: ShardStore, path: str, identity: object, offset: int, size: int) -> bytes:
         if path.startswith(str(tmp_path)):
@@ -101,7 +100,7 @@ def test_the_same_bytes(
     source.read_ahead = source.runs = None
     plain = [SampleReader(source).sample(index) for index in range(10)]
     place = None if folder is None else str(tmp_path / f"cache-{folder}")
-    old, run_reader._LARGEST = run_reader._LARGEST, largest
+    old, read_ahead._LARGEST = read_ahead._LARGEST, largest
     try:
         source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
         reader = SampleReader(source)
@@ -114,9 +113,9 @@ def test_the_same_bytes(
                 assert columns.parts["txt"] == [plain[index].parts["txt"] for index in job]
             assert [reader.sample(index) for index in job] == [plain[index] for index in job]
     finally:
-        run_reader._LARGEST = old
+        read_ahead._LARGEST = old
         source.read_ahead = None
-        range_cache._shared.clear()
+        read_ahead._shared.clear()
 
 
 def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +127,7 @@ def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, m
         return read(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ShardStore, "read", waiting)
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
     source.read_ahead = ReadAhead(requests=3, hedge=False)
     reader = SampleReader(source)
     fetch_samples((reader, index) for index in (0, 5, 9))  # hangs if they came one after the other
@@ -198,7 +197,7 @@ def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
 
 
 def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource, ten: Path) -> None:
-    range_cache._shared.clear()
+    read_ahead._shared.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
     again = pickle.loads(pickle.dumps(source))
     assert again.runs == Runs(4) and parts_of(again, [9]) == parts_of(source, [9])
