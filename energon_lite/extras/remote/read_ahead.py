@@ -18,12 +18,21 @@ from energon_lite.documents.paths import is_url
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.fetches import Fetch, Fetches
-from energon_lite.extras.remote.remote_files import reads_in_loop
-from energon_lite.extras.remote.url_files import explained, read_in_loop
+from energon_lite.extras.remote.remote_files import RemoteFile, explained, read_range_in_loop, reads_in_loop
 from energon_lite.storage.files.atomic_file import only_one
-from energon_lite.storage.files.shard_store import COUNTS, Shard, ShardRange, ShardStore, drop_oldest, shared_store
+from energon_lite.storage.files.shard_store import (
+    COUNTS,
+    Shard,
+    ShardRange,
+    ShardStore,
+    changed_shard,
+    drop_oldest,
+    shared_store,
+    storage_error,
+)
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar_headers import BLOCK
 from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
@@ -184,8 +193,20 @@ class RangeCache:
         return self._store.read(*one.shard, one.offset, one.size)
 
     async def _read_in_loop(self, one: ShardRange) -> bytes:
+        """:meth:`ShardStore.read` of a range of an object, awaited in the event loop of its file system."""
         COUNTS.requests += 1
-        return await read_in_loop(self._store, one)
+        (path, identity), offset, size = one
+        try:
+            if one.shard not in self._store:
+                block = await read_range_in_loop(path, 0, min(BLOCK, identity.size), identity.version)
+                self._store.keep(one.shard, RemoteFile(path, identity.size, identity.version), block)
+            if offset + size > identity.size:
+                raise changed_shard(path, offset + size, identity.size)
+            data = await read_range_in_loop(path, offset, size, identity.version)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        COUNTS.bytes_read += size
+        return data
 
 
 #: By process and URL scheme: the event loop of the file system, if it has one.
