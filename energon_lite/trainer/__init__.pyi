@@ -25,9 +25,9 @@ from .models.interface import MultimodalBatch as MultimodalBatch
 from .models.interface import TrainingBatch as TrainingBatch
 from .models.llama import LlamaModel as LlamaModel
 from .models.llama import language_loss as language_loss
-from .models.registry import adopt_norm as adopt_norm
-from .models.registry import register_attention as register_attention
-from .models.registry import register_norm as register_norm
+from .models.named_layers import adopt_norm as adopt_norm
+from .models.named_layers import register_attention as register_attention
+from .models.named_layers import register_norm as register_norm
 from .models.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
 from .models.tensor_parallel import RowParallelLinear as RowParallelLinear
 from .models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
