@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.cross_entropy import OutputLayer, subtract_right
+from energon_lite.trainer.models.tensor_parallel import OutputLayer, subtract_right
 from energon_lite.trainer.parallel.mesh import build_mesh
 
 CONFIG = ModelConfig(hidden_size=32, num_heads=4, vocab_size=200, vocab_multiple=64)
