@@ -23,7 +23,7 @@ from energon_lite.errors import DatasetError, ShardChangedError, UsageError
 from energon_lite.extras.remote import checked_bucket
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.extras.remote.range_cache import RangeCache
+from energon_lite.extras.remote.read_ahead import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
 from tests.accidents import damaged

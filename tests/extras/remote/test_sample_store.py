@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore, checked_bucket
-from energon_lite.extras.remote.coming_uses import ComingUses
+from energon_lite.extras.remote.sample_store import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.accidents import damaged

@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from energon_lite.trainer.models.attention_functions import sdpa
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.registry import register_attention
+from energon_lite.trainer.models.named_layers import register_attention, sdpa
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import Action, pipeline_order, run_pipeline
 from energon_lite.trainer.training.step import evaluate

@@ -17,7 +17,7 @@ import pytest
 
 import energon_lite
 from energon_lite import ReadAhead, TaskEncoder, TextSample
-from energon_lite.extras.remote import range_cache
+from energon_lite.extras.remote import read_ahead
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -192,6 +192,6 @@ def test_requests_of_a_chunk_are_made_at_the_same_time(
                 now -= 1
 
     monkeypatch.setattr(ShardStore, "read", watched)
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
     assert keys(leaf_of(200), 12, read_ahead=ReadAhead(requests=5)) == expected
     assert most == 5

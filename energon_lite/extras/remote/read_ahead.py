@@ -1,27 +1,39 @@
-"""Cache of shard ranges that are fetched together: in memory, and optionally in a folder that all processes share.
+"""Reading from slow storage along the order: a run of neighbours is one request, kept in a cache of ranges.
 
-For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
-single sample. All missing ranges of a job are requested at the same time.
-
-Each range in the folder is a file of a :class:`~energon_lite.extras.remote.checked_folder.CheckedFolder`.
+The first sample of a run that is wanted fetches the whole run, as one range of the shard (as several if the samples are
+large), and the cache keeps it until the window has passed. All missing ranges of a job are requested at the same time.
+The cache is in memory, and optionally in a folder that all processes share: each range there is a file of a
+:class:`~energon_lite.extras.remote.checked_folder.CheckedFolder`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.fetches import Fetch, Fetches
-from energon_lite.extras.remote.remote_files import reads_in_loop
-from energon_lite.extras.remote.url_files import explained, read_in_loop
+from energon_lite.extras.remote.remote_files import RemoteFile, explained, read_range_in_loop, reads_in_loop
 from energon_lite.storage.files.atomic_file import only_one
-from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, shared_store
-from energon_lite.storage.read.ranges import ReadAhead
+from energon_lite.storage.files.shard_store import (
+    COUNTS,
+    Shard,
+    ShardRange,
+    ShardStore,
+    changed_shard,
+    drop_oldest,
+    shared_store,
+    storage_error,
+)
+from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.tar_headers import BLOCK
+from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
 
@@ -181,8 +193,20 @@ class RangeCache:
         return self._store.read(*one.shard, one.offset, one.size)
 
     async def _read_in_loop(self, one: ShardRange) -> bytes:
+        """:meth:`ShardStore.read` of a range of an object, awaited in the event loop of its file system."""
         COUNTS.requests += 1
-        return await read_in_loop(self._store, one)
+        (path, identity), offset, size = one
+        try:
+            if one.shard not in self._store:
+                block = await read_range_in_loop(path, 0, min(BLOCK, identity.size), identity.version)
+                self._store.keep(one.shard, RemoteFile(path, identity.size, identity.version), block)
+            if offset + size > identity.size:
+                raise changed_shard(path, offset + size, identity.size)
+            data = await read_range_in_loop(path, offset, size, identity.version)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        COUNTS.bytes_read += size
+        return data
 
 
 #: By process and URL scheme: the event loop of the file system, if it has one.
@@ -204,3 +228,121 @@ def shared_range_cache(settings: ReadAhead) -> RangeCache:
     """Return the cache that all data sets of this process with these settings share."""
     cache = _shared.get(settings)
     return _shared.setdefault(settings, RangeCache(settings)) if cache is None else cache
+
+
+#: Largest gap between two wanted samples, in bytes, that is cheaper to read than to skip by a second request.
+_GAP = 1 << 18
+#: Bytes of one request; for larger ones the latency of a request does not matter any more.
+_LARGEST = 8 << 20
+#: Most runs whose ranges are remembered.
+_RUNS = 1 << 12
+
+
+class RunReader:
+    """Fetcher of the samples of one source in runs, through a cache.
+
+    Args:
+        source: has ``read_ahead``, and the length of its ``runs``. With length 1 each sample is a request of its own,
+            and those of a job are sent at the same time.
+        parts: names of the wanted parts; None: all.
+        streamed: parts that are not fetched.
+    """
+
+    def __init__(self, source: WebdatasetSource, parts: Container[str] | None, streamed: StreamedParts | None = None):
+        self.settings = source.read_ahead or ReadAhead()
+        self._source = source
+        self._parts = parts
+        self._streamed = streamed
+        self._length = source.runs.length if source.runs else 1
+        #: By number of the run: the ranges of each of its samples.
+        self._runs: dict[int, list[list[ShardRange]]] = {}
+
+    @cached_property
+    def cache(self) -> RangeCache:
+        """The range cache of this process."""
+        return shared_range_cache(self.settings)
+
+    def ranges(self, index: int) -> list[ShardRange]:
+        """Return the ranges to request for the parts of a sample."""
+        number, place = divmod(index, self._length)
+        run = self._runs.get(number)
+        if run is None:
+            drop_oldest(self._runs, _RUNS - 1)
+            first = number * self._length
+            run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
+        return run[place]
+
+    def unknown(self, indices: Iterable[int]) -> list[int]:
+        """Return the samples whose ranges are unknown and can be learned; none if samples are read in runs."""
+        return [index for index in indices if index not in self._runs] if self._length == 1 else []
+
+    def learn(self, indices: Sequence[int], shards: Sequence[Shard], starts: Int64, stops: Int64) -> None:
+        """Store the ranges of many samples at once, of those that are one request each.
+
+        Args:
+            indices: numbers of ``n`` samples.
+            shards: the shard of each.
+            starts, stops: ``[n, parts]``, offsets of the wanted parts in bytes.
+        """
+        drop_oldest(self._runs, max(0, _RUNS - len(indices)))
+        begins, ends = starts.min(axis=1), stops.max(axis=1)
+        is_one = ((starts[:, 1:] - stops[:, :-1]) <= _GAP).all(axis=1) & (ends - begins <= _LARGEST) & (ends > begins)
+        for row in zip(indices, shards, begins.tolist(), (ends - begins).tolist(), is_one.tolist(), strict=True):
+            index, shard, begin, size, is_alone = row
+            if is_alone:
+                self._runs[index] = [[ShardRange(shard, begin, size)]]
+
+    def spans(self, indices: Sequence[int]) -> list[tuple[int, memoryview]] | None:
+        """Return offset and bytes of the one range of each sample; None if not every sample has exactly one.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
+        """
+        if self._length > 1:
+            return None
+        ranges = [self.ranges(index) for index in indices]
+        if any(len(spans) != 1 for spans in ranges):
+            return None
+        get = self.cache.get
+        return [(spans[0].offset, get(spans[0])) for spans in ranges]
+
+    def fetch(self, index: int, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes at ``offset`` of the shard of sample ``index``, cut out of a requested range.
+
+        Raises:
+            MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
+        """
+        if not size:
+            return b""
+        for span in self.ranges(index):
+            start = offset - span.offset
+            if start >= 0 and start + size <= span.size:
+                return bytes(self.cache.get(span)[start : start + size])
+        raise IndexError(f"sample {index} has no part of {size} bytes at {offset}")
+
+    def _ranges_of_run(self, indices: Sequence[int]) -> list[list[ShardRange]]:
+        """For each sample the ranges that hold its parts; neighbours share ranges."""
+        ranges_of = [list[ShardRange]() for _ in indices]
+        places: dict[Shard, list[tuple[int, int, int]]] = {}  # offset, size, number of the sample
+        for number, index in enumerate(indices):
+            _, _, names, ranges = self._source.choice.wanted(index, self._parts)
+            for name, (shard, offset, size) in zip(names, ranges, strict=True):
+                if size and not (self._streamed is not None and self._streamed.takes(name, size)):
+                    places.setdefault(shard, []).append((offset, size, number))
+        for shard, inside in places.items():
+            for group in _neighbours(sorted(inside)):
+                start, stop = group[0][0], max(offset + size for offset, size, _ in group)
+                for number in dict.fromkeys(number for _, _, number in group):
+                    ranges_of[number].append(ShardRange(shard, start, stop - start))
+        return ranges_of
+
+
+def _neighbours(ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Group ascending ranges (offset, size, number of the sample) of one shard; each group becomes one request."""
+    group = [*ranges[:1]]
+    for span in ranges[1:]:
+        if span[0] - group[-1][0] - group[-1][1] > _GAP or span[0] + span[1] - group[0][0] > _LARGEST:
+            yield group
+            group = []
+        group.append(span)
+    yield group
