@@ -184,6 +184,7 @@ def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
     """
+    tensors = {name: t for name, t in tensors.items() if t.numel() or name in reader.shapes}  # an empty one has no box
     check_shapes(tensors, reader.shapes, path, "use the model configuration the checkpoint was made with")
     with reader:
         reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
