@@ -177,8 +177,9 @@ class TrainerLoader:
         """
         if self.rows is None or self.loader.dataset.is_endless:
             return -1
-        begun = 0 if self.starts_over else self.own_state()["position"] * self.rows
-        return (self.samples - begun) % (self.loader.worker_config.world_size * self.rows)
+        samples, begun = self.samples, self.own_state()["position"] * self.rows
+        left = samples if self.starts_over or begun >= samples else samples - begun
+        return left % (self.loader.worker_config.world_size * self.rows)
 
     def _filled(self, batch: Any) -> Any:
         """Fill a batch of a finite pass to the number of rows of all others."""

@@ -68,6 +68,7 @@ def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> 
     assert {rank.remainder for rank in ranks} == {4}
     seen = [numbers_of(batch) for step in zip(*ranks, strict=True) for batch in step]
     assert seen[:8] == expected(leaf, 13, repeat=False)[5:] and len(seen) == 9
+    assert {rank.remainder for rank in ranks} == {2}  # of the pass that follows
 
 
 @settings(max_examples=examples(40))
