@@ -92,7 +92,8 @@ class TrainerLoader:
         is_fixed = state["kind"] == "planned" and "place" not in state
         #: Samples in a micro-batch; None: their number varies.
         self.rows: int | None = (settings.get("batch_size") or None) if is_fixed else None
-        self.starts_over = settings["kind"] == "val"
+        is_training = getattr(given.dataset.resolved, "refills", settings["kind"] != "val")  # also inside of wrappers
+        self.starts_over = not (is_training or given.dataset.once)
         self._convert = convert
         self._states: deque[State] = deque(maxlen=_MOST_AHEAD + 1)
         self._full: Any = None

@@ -15,10 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_val_dataset
+from energon_lite import WorkerConfig, get_processing_dataset, get_val_dataset
 from energon_lite.errors import TopologyError
+from energon_lite.extras.energon import GcDataset
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
-from tests.extras.frameworks.framework_runs import expected, numbers_of, train_data, val_data
+from tests.extras.frameworks.framework_runs import Numbers, expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
 Pair, Named = make_dataclass("Pair", ["left", "right"]), namedtuple("Named", "value")
@@ -55,6 +56,17 @@ def test_a_limit_counts_as_the_end(leaf_of: Callable[..., Path]) -> None:
 
     (loader,) = loaders(leaf_of(26, "hf"), 1, limited)
     assert (len(list(loader)), loader.samples, loader.remainder) == (2, 8, 0)
+
+
+def test_validation_begins_anew_also_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
+    leaf = leaf_of(26, "hf")
+    processing = get_processing_dataset(leaf, batch_size=4, worker_config=ALONE, task_encoder=Numbers())
+    validation = val_data(leaf, ALONE)
+    cases = {validation: True, GcDataset(validation): True, processing: False, train_data(leaf, ALONE): False}
+    for data, begins_anew in cases.items():
+        loader = TrainerLoader(data, rank=0, world_size=1)
+        first, second = ([numbers_of(batch) for batch in take(loader, 2)] for _ in range(2))
+        assert (first == second) == loader.starts_over == begins_anew
 
 
 def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> None:
