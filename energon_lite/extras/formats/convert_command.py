@@ -146,7 +146,7 @@ def convert_dataset(
     settings = hashlib.sha256(settings.encode()).hexdigest()
     units = list(range(-(-len(source) // rows)))
     done = None if force_overwrite else _read_json(_done_path(target, root))
-    if done is not None and done["settings"] == settings:
+    if done is not None and done["settings"] == settings and os.path.exists(target):
         return ConvertReport(target, done["shards"], done["samples"], done["size"])
     first = list(islice(_chosen(source, 0, min(look, len(source)), frozenset(without)), look))
     work = _Shards(root, settings, source, WRITERS[to](first, path), rows, frozenset(without))

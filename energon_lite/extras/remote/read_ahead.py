@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -92,6 +92,7 @@ class RangeCache:
         self._after_fork()
         data_of = {span: self._held.get(span) or self._kept.get(span) for span in ranges}
         missing = [span for span, data in data_of.items() if data is None]
+        self._pass_over(missing)
         COUNTS.memory_hits += len(data_of) - len(missing)
         self._start([span for span in missing if span not in self._coming])
         fetches = [self._coming[span] for span in missing]
@@ -135,6 +136,14 @@ class RangeCache:
         if ranges:
             self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
             self._coming_bytes += sum([span.size for span in ranges])
+
+    def _pass_over(self, ranges: Collection[ShardRange]) -> None:
+        """Count what was requested before these ranges, and is not among them, as used: its loop may have been left."""
+        asked = [*self._coming]
+        first = next((place for place, span in enumerate(asked) if span in ranges), 0)
+        for fetch in [self._coming[span] for span in asked[:first]]:
+            if fetch.is_done and (data := self._take(fetch)) is not None:
+                self._keep(fetch.one, data)
 
     def _take(self, fetch: Fetch) -> memoryview | None:
         """The bytes of a finished fetch; its error is kept for :meth:`get`."""

@@ -28,7 +28,7 @@ from energon_lite.extras.remote.file_versions import (
     numbers_of,
     version_in,
 )
-from energon_lite.extras.remote.store_tries import StoreTries, answered
+from energon_lite.extras.remote.store_tries import StoreTries, answered, server_of
 from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.retries import SHORTAGES, out_of
 from energon_lite.storage.files.shard_store import changed_shard
@@ -44,7 +44,8 @@ _PATIENCE_AT_START = 6.0
 #: Seconds of waiting after which a warning is logged.
 _TOLD = 5.0
 
-# A file system object owns threads and sockets, which do not survive a fork: each process has its own.
+# By server or bucket. A file system object owns threads and sockets, which do not survive a fork: each process has its
+# own.
 _file_systems: dict[tuple[int, str], Any] = {}
 #: File system and path of each URL: looking them up for each request takes as long as the rest of it.
 _opened: dict[tuple[int, str], tuple[Any, str]] = {}
@@ -272,8 +273,8 @@ def file_system(url: str) -> tuple[Any, str]:
             where=url,
             fix=f"give {url.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
         )
-    scheme = url.partition("://")[0]
-    fs = _file_systems.get((os.getpid(), scheme))
+    server = server_of(url)
+    fs = _file_systems.get((os.getpid(), server))
     if fs is None:
         import fsspec
 
@@ -281,12 +282,12 @@ def file_system(url: str) -> tuple[Any, str]:
             fs, _ = fsspec.core.url_to_fs(url)
         except Exception as error:  # clients of stores raise exceptions of all kinds
             raise DatasetError(
-                f"fsspec cannot open {scheme}:// here: {error}",
+                f"fsspec cannot open {url.partition('://')[0]}:// here: {error}",
                 where=url,
                 fix="install the package that fsspec names for it: pip install 'energon-lite[s3]' for s3://, "
                 "'energon-lite[msc]' for msc://, gcsfs for gs://; or register_source, if it is a format of your own",
             ) from error
-        _file_systems[os.getpid(), scheme] = fs
+        _file_systems[os.getpid(), server] = fs
     path: str = fs._strip_protocol(url)
     if len(_opened) >= _OPENED:
         _opened.clear()

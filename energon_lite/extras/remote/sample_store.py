@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ Ints = NDArray[np.int64]
 _SPAN = 1 << 22
 #: Most positions before the current one that other workers may not have reached, and their part of the data.
 _BEHIND, _PART = 1 << 12, 64
+#: Name of a sample: its leaf and index; epoch and seed if its hooks draw. Files of killed writers have other names.
+_NAME = re.compile(r"([0-9a-f]{24})-([0-9a-f]{1,15})(?:-([0-9a-f]{1,15})-([0-9a-f]{8}))?")
 
 
 @dataclass(frozen=True)
@@ -219,11 +222,12 @@ class _Opened(OpenedSampleStore):
     def _distances(self, paths: Sequence[str]) -> list[float]:
         """Return the distances of the next uses of stored samples; infinity: this run does not use them again."""
         numbers = {self._key(number): number for number in range(len(self._leaves))}
-        parts = [path.rsplit("/", 1)[-1].split("-") for path in paths]
-        rows = [(numbers.get(key, -1), int(index, 16), rest) for key, index, *rest in parts]
-        leaf, index = (np.array([row[column] for row in rows], dtype=np.int64) for column in (0, 1))
-        epoch = np.array([int(rest[0], 16) if rest else -1 for *_, rest in rows], dtype=np.int64)
-        is_other = (leaf < 0) | np.array([bool(rest) and rest[1] != self._seed for *_, rest in rows], dtype=bool)
+        names = [_NAME.fullmatch(path.rsplit("/", 1)[-1]) for path in paths]
+        rows = [name.groups("") if name else ("", "0", "", "") for name in names]
+        leaf = np.array([numbers.get(key, -1) for key, *_ in rows], dtype=np.int64)
+        index = np.array([int(index, 16) for _, index, *_ in rows], dtype=np.int64)
+        epoch = np.array([int(epoch, 16) if epoch else -1 for *_, epoch, _ in rows], dtype=np.int64)
+        is_other = (leaf < 0) | np.array([seed not in ("", self._seed) for *_, seed in rows], dtype=bool)
         return np.where(is_other, math.inf, self._uses.of(leaf, index, epoch)).tolist()
 
     def _form(self, address: Address, sample: Any, key: tuple[Any, ...]) -> bytes | None:

@@ -160,6 +160,17 @@ def test_what_is_prefetched_is_fetched_once(wanted: ShardRange) -> None:
     assert sorted(set(store.asked)) == list(range(0, 9000, 1000))
 
 
+def test_what_was_prefetched_for_a_loop_that_was_left_takes_no_room(wanted: ShardRange) -> None:
+    store = Counting()
+    cache = RangeCache(ReadAhead(memory_bytes=8000, hedge=False), store)
+    for first in range(0, 9000, 2000):
+        ranges = [wanted._replace(offset=offset, size=1000) for offset in (first, first + 1000)]
+        cache.prefetch(ranges)
+        cache._fetches.wait([*cache._coming.values()])
+        assert len(store.asked) == first // 1000 + 2
+        cache.load(ranges[:1])
+
+
 def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
     cache = RangeCache(ReadAhead(), ShardStore())
     beyond = wanted._replace(offset=10_000, size=1000)
