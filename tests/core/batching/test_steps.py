@@ -179,6 +179,8 @@ def test_the_last_step_by_hand() -> None:
     assert [part.tolist() for part in whole_steps(plan, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8], []]
     assert [part.tolist() for part in whole_steps(plan, 5)] == [[0, 1, 2, 3], [4], [5], [6, 7], [8]]
     assert whole_steps(plan, 3) is plan and whole_steps(plan, 1) is plan
+    whole = strategy_from_dict({"strategy": "fixed", "batch_size": 8}).plan(np.ones(8, dtype=np.int64))
+    assert whole_steps(whole, 3).rows().tolist() == [2, 2, 4] and whole_steps(whole, 2).rows().tolist() == [4, 4]
     many = whole_steps(plan, 12)
     assert len(many) == 12 and many.rows().tolist() == [1] * 9 + [0] * 3
     assert many.longest().tolist() == [1, 1, 1, 1, 8, 2, 2, 2, 5, 0, 0, 0]

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,19 @@ def test_one_that_is_broken_has_no_other_decoded_twice(leaf_of: Any, encoder: Ta
     _decode_by(loader, decode)
     assert len(next(iter(loader))) == 8
     assert len(seen) == 8  # the sample loader makes the one that was broken
+
+
+@pytest.mark.parametrize("sees_samples", [False, True])
+def test_an_observer_of_samples_is_told_of_each(leaf_of: Any, sees_samples: bool) -> None:
+    steps: list[tuple[str, str, str]] = []
+    observer = SimpleNamespace(
+        sees_samples=sees_samples, times_samples=False, begin=steps.clear, step=lambda *of: steps.append(of), end=len
+    )
+    loader = _loader(leaf_of(50), None)
+    loader._workers._request.runner.services.observers = (observer,)
+    (batch,) = take(loader, 1)
+    told = {key for stage, _, key in steps if stage == "decode"}
+    assert told == (set(batch.__key__) if sees_samples else set())
 
 
 def _calls(loader: Any) -> Counter[str]:
