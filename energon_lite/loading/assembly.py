@@ -28,7 +28,7 @@ from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.trust import trusts
-from energon_lite.worker_config import WorkerConfig
+from energon_lite.worker_config import WorkerConfig, whole_numbers
 
 if TYPE_CHECKING:
     from energon_lite.loading.iterators.lane_dataset import LaneDataset
@@ -229,6 +229,13 @@ class DatasetRequest:
     asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        self.batch_size, self.packing, size, lanes = whole_numbers(
+            batch_size=self.batch_size,
+            packing_buffer_size=self.packing,
+            chunk_size=self.chunks.size,
+            lanes=self.chunks.lanes,
+        )
+        self.chunks = replace(self.chunks, size=size, lanes=lanes)
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         if self.batching is not None:
             from energon_lite.loading.token_batching import token_batching

@@ -114,6 +114,9 @@ PACKING: dict[str, Any] = {"packing_buffer_size": 4}
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
     "batch size as text": (lambda path: _call(path, batch_size="4"), ["batch_size is '4'"]),
+    "half a sample": (lambda path: _call(path, batch_size=1.5), ["batch_size is 1.5", "give an integer"]),
+    "rank as text": (lambda path: WorkerConfig(rank=0, world_size="2"), ["world_size is '2'"]),  # type: ignore[arg-type]
+    "seed of 65 bits": (lambda path: WorkerConfig(0, 1, seed_offset=1 << 64), ["seed_offset is 1844", "64 bits"]),
     "loop without a loader": (lambda path: [*_call(path)], ["get_loader(dataset)"]),
     "packing without hooks": (
         lambda path: _call(path, packing_buffer_size=5),
