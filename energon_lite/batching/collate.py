@@ -233,8 +233,8 @@ def _looks(value: Any, others: Sequence[Any]) -> str:
 def empty_like(batch: Any, rows: int) -> Any:
     """Return ``batch``, which holds ``rows`` samples, without any of its rows.
 
-    Tensors and arrays whose first dimension is ``rows``, and lists (or tuples) of that length lose all their rows; everything else
-    stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
+    Tensors and arrays whose first dimension is ``rows``, and lists (or tuples) of that length lose all their rows;
+    everything else stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
     """
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return batch[:0] if batch.ndim and batch.shape[0] == rows else batch

@@ -14,7 +14,7 @@ from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
-from energon_lite.errors import EmptyDatasetError, UsageError
+from energon_lite.errors import EmptyDatasetError, UsageError, counted
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of, is_overridden
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
@@ -103,9 +103,9 @@ def _checked(dataset: SavableDataset) -> SavableDataset:
     world = dataset.worker_config.world_size
     if samples is not None and samples < world and not dataset.once:
         raise EmptyDatasetError(
-            f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
+            f"{counted(samples, 'sample')} for {world} data-parallel ranks: not all of them would get one",
             where=_names(dataset),
-            fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
+            fix=f"use at most {counted(samples, 'data-parallel rank')}, or more data; or, in training, repeat=True",
         )
     return dataset
 

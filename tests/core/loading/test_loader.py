@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -214,7 +215,7 @@ def test_a_pass_that_ends(rank: int, leaf_of: Callable[..., Path]) -> None:
     loader = val_loader(leaf_of(14), batch_size=2, rank=rank, world_size=3)
     assert said(loader) == [False, False, True]
     assert said(loader) == [False, False, True]
-    skipping = get_savable_loader(loader.dataset, skip_steps=[2])
+    skipping = get_savable_loader(loader.dataset, skip_steps=np.array([2]))
     assert said(skipping) == [False, True]
     take(loader, 1)
     loader.restore_state_rank(loader.state_dict())
