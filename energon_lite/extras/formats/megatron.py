@@ -76,7 +76,7 @@ class MegatronSource:
     def __init__(self, path: str, *, documents: bool = True):
         self.path = path[:-4] if path.endswith((".idx", ".bin")) else path
         if os.path.isdir(self.path):
-            fix = "give the common beginning of two files, such as data/text_document; or prepare a folder of tar shards"
+            fix = "give the common beginning of the two files, data/text_document; or prepare a folder of tars"
             raise NotPreparedError("a folder, not prepared, and no pair of .bin and .idx", where=self.path, fix=fix)
         self._index_path = f"{self.path}.idx"
         self._by_document = documents

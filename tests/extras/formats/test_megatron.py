@@ -74,7 +74,7 @@ def test_files_that_are_gone_or_replaced(tmp_path: Path) -> None:
     with pytest.raises(MissingShardError) as error:
         MegatronSource(str(path))
     assert str(error.value.where).endswith("m.bin")
-    with pytest.raises(NotPreparedError, match="no pair of .bin and .idx"):  # the folder of the other one
+    with pytest.raises(NotPreparedError, match="a folder, not prepared"):  # the folder of the other one
         get_train_dataset(tmp_path, worker_config=ALONE)
 
 
