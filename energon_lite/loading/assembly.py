@@ -229,6 +229,9 @@ class DatasetRequest:
     asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        for name, kind in (("worker_config", WorkerConfig), ("chunks", Chunks), ("reading", Reading)):
+            if not isinstance(given := getattr(self, name), kind):
+                raise UsageError(f"{name} is {given!r}", fix=f"give a {kind.__name__}(...)")
         self.batch_size, self.packing, size, lanes = whole_numbers(
             batch_size=self.batch_size,
             packing_buffer_size=self.packing,

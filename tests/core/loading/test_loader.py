@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import multiprocessing
 import os
@@ -218,6 +219,7 @@ def test_a_pass_that_ends(rank: int, leaf_of: Callable[..., Path]) -> None:
     skipping = get_savable_loader(loader.dataset, skip_steps=np.array([2]))
     assert said(skipping) == [False, True]
     take(loader, 1)
+    assert json.loads(json.dumps(loader.state_at(np.int64(2 * 9 + 3)))) == loader.state_dict()
     loader.restore_state_rank(loader.state_dict())
     assert said(loader) == [False, True]
 

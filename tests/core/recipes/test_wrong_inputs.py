@@ -128,6 +128,8 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["chunk_size=5 has no effect", "planned"],
     ),
     "lanes of planned batches": (lambda path: _call(path, chunks=Chunks(lanes=4)), ["lanes=4 has no effect"]),
+    "chunks as a number": (lambda path: _call(path, chunks=5), ["chunks is 5", "give a Chunks(...)"]),
+    "no place": (lambda path: _call(path, worker_config=None), ["worker_config is None", "give a WorkerConfig(...)"]),
     "no lanes": (lambda path: _call(path, chunks=Chunks(lanes=0)), ["lanes is 0"]),
     "an unknown remainder": (
         lambda path: _call(path, chunks=Chunks(remainder="kepe")),
