@@ -176,7 +176,7 @@ def get_train_dataset(
     options = _options(get_train_dataset, kwargs, task_encoder, batching, chunks, reading)
     packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
-    loop_length, *numbers = whole_numbers(
+    loop_length, run, window, copies = whole_numbers(
         virtual_epoch_length=virtual_epoch_length,
         max_samples_per_sequence=max_samples_per_sequence,
         shuffle_buffer_size=shuffle_buffer_size,
@@ -184,7 +184,7 @@ def get_train_dataset(
     )
     if loop_length < 0 or (loop_length and not repeat):
         raise UsageError(f"virtual_epoch_length is {loop_length} with repeat={repeat}", fix="give 0, or repeat=True")
-    return request.mixed(path, repeat, *numbers, loop_length)
+    return request.mixed(path, repeat, run, window, copies, loop_length)
 
 
 @short_traceback
