@@ -239,8 +239,8 @@ def _lines(report: LintReport) -> Iterator[str]:
     if report.broken_samples and not is_jsonl(report.path) and source_opener(report.path) is None:
         first = next(problem for problem in report.broken if problem.key)
         yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"
-        excluded = {"exclude": [f"{first.shard}/{first.key}"]}
-        yield "    " + yaml.safe_dump(excluded, default_flow_style=None, allow_unicode=True, width=math.inf).strip()
+        example = {"exclude": [f"{first.shard}/{first.key}"]}
+        yield "    " + yaml.safe_dump(example, default_flow_style=None, allow_unicode=True, width=math.inf).strip()
 
 
 # -- the work --------------------------------------------------------------------------------------------------------
