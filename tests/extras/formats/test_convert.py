@@ -293,7 +293,7 @@ def test_the_command_on_several_processes(tmp_path: Path, tars: Path) -> None:
     arguments = f"convert {tars} {tmp_path}/new --to mds --samples-per-shard 4 --no-progress".split()
     result = invoke(*arguments, "--num-workers", "2", "--without", "png")
     assert result.exit_code == 0, result.output
-    assert f"{SAMPLES} samples in 8 shards" in result.output
+    assert f"{SAMPLES} samples in 8 shards, " in result.output and " kB: " in result.output
     assert "png" not in samples(tmp_path / "new")[0] and (tmp_path / "new" / DONE_FILE).exists()
     result = invoke(*arguments, "--without", "png")
     assert "8 shards of them there already" in result.output
