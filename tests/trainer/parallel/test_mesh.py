@@ -119,6 +119,14 @@ def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--nproc-per-node" in str(caught.value) and "CUDA_VISIBLE_DEVICES=" in str(caught.value)
 
 
+def test_ranks_of_torchrun_get_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: begun.append(backend))
+    for world_size, backends in (("1", []), ("2", ["gloo"])):
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        assert start_process_group() == (torch.device("cpu"), world_size == "2") and begun == backends
+
+
 @pytest.mark.parametrize(
     ("backends", "device"),
     [("cuda:nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), ("cpu:gloo,cuda:gloo", "cpu"), ("cpu:gloo", "cpu")],
