@@ -95,6 +95,9 @@ def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
     assert batches.attention().tolist() == [128, 64]
     even = exchange_samples(batches, Capacity(16), step=2)
     assert even.attention().tolist() == [96, 96] and even.tokens().tolist() == [16, 16]
+    batches = strategy_from_dict({"strategy": "concat_split", "tokens": 23}).plan(np.array([4, 6, 5, 1, 1, 6, 3]))
+    within = exchange_samples(batches, Capacity(23), step=2)  # at most 2 % above the mean: it is left
+    assert within.attention().tolist() == [63, 61]
 
 
 def test_packed_micro_batches_become_even() -> None:
