@@ -13,6 +13,9 @@ from energon_lite.errors import UsageError, counted
 from energon_lite.trainer.tokenizing.run import Input, TokenizeReport, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import TASKS, TOO_LONG, Task
 
+#: Most records left out that are listed.
+_SHOWN = 10
+
 
 @click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("files", nargs=-1, type=click.Path(path_type=str))
@@ -100,9 +103,9 @@ def _show(report: TokenizeReport) -> None:
         click.echo(f"{counted(counts.too_long, 'record')} longer than the limit.")
     if counts.left_out:
         click.echo(f"{counted(counts.left_out, 'record')} left out:")
-        for path, number, problem in report.problems[:10]:
+        for path, number, problem in report.problems[:_SHOWN]:
             click.echo(f"  {os.path.relpath(path)}, record {number}: {problem}")
-        if counts.left_out > 10:
+        if counts.left_out > _SHOWN:
             click.echo("  ... (the first ones are listed)")
 
 

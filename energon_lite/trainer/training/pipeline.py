@@ -115,12 +115,11 @@ def pipeline_order(times: Sequence[int]) -> list[int]:
 
 def _passes(micro_batches: int, stages: int, chunks: int) -> list[tuple[int, int]]:
     """Return (chunk, micro-batch) in the order of forward passes: group by group, and in a group chunk by chunk."""
-    group = stages if chunks > 1 else max(1, micro_batches)
     return [
         (chunk, number)
-        for first in range(0, micro_batches, group)
+        for first in range(0, micro_batches, stages)
         for chunk in range(chunks)
-        for number in range(first, min(first + group, micro_batches))
+        for number in range(first, min(first + stages, micro_batches))
     ]
 
 

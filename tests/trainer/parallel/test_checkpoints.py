@@ -176,6 +176,13 @@ def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> No
 
         return run_ranks(layout.world, job)[0]
 
+    def from_float32(rank: int) -> Content:
+        part = Part(Layout(), dtype="bfloat16", seed=99)
+        part.load(Part(Layout(), dtype="float32").save(tmp_path / "float32", 3))
+        return part.content()
+
+    read = run_ranks(1, from_float32)[0]
+    assert all(torch.equal(read[name], read[name.removesuffix(".master")].float()) for name in read if "master" in name)
     losses, has_masters = run_ranks(2, straight)[0]
     wanted = masters(Layout())
     for layout in (Layout(tp=2), Layout(pp=2)):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.collectives import device_of
-from energon_lite.trainer.parallel.mesh import build_mesh, start_process_group
+from energon_lite.trainer.parallel.mesh import build_mesh, end_process_group, start_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes, layers_of_stages
 from tests.trainer.parallel.rank_processes import GROUP_LIMIT, RankFailure, RunRanks
 
@@ -125,6 +125,7 @@ def test_ranks_of_torchrun_get_a_process_group(monkeypatch: pytest.MonkeyPatch) 
     for world_size, backends in (("1", []), ("2", ["gloo"])):
         monkeypatch.setenv("WORLD_SIZE", world_size)
         assert start_process_group() == (torch.device("cpu"), world_size == "2") and begun == backends
+        end_process_group()  # there is none
 
 
 @pytest.mark.parametrize(

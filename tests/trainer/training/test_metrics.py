@@ -159,8 +159,10 @@ def test_peaks_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_flops(torch.device("cpu")) is None
 
 
-def test_memory_of_this_process() -> None:
+def test_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.01 < memory_in_use(torch.device("cpu")) < 1000
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+    assert memory_in_use(torch.device("cuda")) == 3
 
 
 @pytest.mark.parametrize("projector", ["mlp", "linear"])
