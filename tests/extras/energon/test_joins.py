@@ -226,6 +226,7 @@ def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.Mon
     assert texts(join(room))
     (table,) = Path(cache_folder(), "joins").glob("*.join")
     made = table.stat().st_mtime_ns
+    assert table.read_bytes()[12:16] == b"\1\0\0\0"  # its format
     assert texts(join(room, subset={"range": ["0%", "50%"]})) and table.stat().st_mtime_ns == made
     table.write_bytes(table.read_bytes()[:-3])
     assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"] and table.stat().st_mtime_ns != made

@@ -63,7 +63,8 @@ class TestCommand:
     def test_skipped_steps_and_single_files(self, traces: Path) -> None:
         picture = traces / "seen.png"
         code, output = analyze(sorted(traces.glob("*.jsonl"))[0], "--heatmap-path", picture, "--skip", 6)
-        assert code == 0 and "Found 4 unique sample keys, 10 steps, 1 rank; seen 4 times" in output
+        assert code == 0
+        assert output.startswith("Analyzing 1 logs\nFound 4 unique sample keys, 10 steps, 1 rank; seen 4 times\n")
 
     def test_debug_files_of_energon(self, tmp_path: Path) -> None:
         lines = [
