@@ -95,7 +95,7 @@ class TrainerListener:
         self._tls = None if tls is None else tls.context(server=True)
         self._max_bytes = max_bytes
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self._listener = socket.create_server((host, port), family=family)
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
 

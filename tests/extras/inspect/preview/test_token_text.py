@@ -48,8 +48,8 @@ def test_labels_that_come_next_colour_the_token_that_is_learned() -> None:
 
 
 def test_labels_of_the_same_place_that_are_ignored_are_not_learned() -> None:
-    row = find_tokens({"input_ids": [5, 6, 7, 7], "labels": [-100, -100, 7, 7]})
-    assert row is not None and row.tokens.tolist() == [5, 6, 7, 7] and row.weights is not None
+    row = find_tokens({"input_ids": [5, 6, 0, 7], "labels": [-100, -100, 0, 7]})
+    assert row is not None and row.tokens.tolist() == [5, 6, 0, 7] and row.weights is not None
     assert row.weights.tolist() == [0, 0, 1, 1]
 
 
