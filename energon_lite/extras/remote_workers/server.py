@@ -321,8 +321,7 @@ class _Connection(TrainerEnd):
         try:
             while True:
                 with self._changed:
-                    if not self._waiting:
-                        self._changed.wait(_BEAT)
+                    self._changed.wait_for(lambda: self._waiting, _BEAT)
                     own = self._waiting.popleft() if self._waiting else memoryview(b"".join(frame(BEAT)))
                 self._connection.send([own])
                 with self._changed:

@@ -22,7 +22,7 @@ from energon_lite.errors import (
     TrustError,
     UsageError,
 )
-from energon_lite.extras.energon import traverse_metadataset
+from energon_lite.extras.energon import load_dataset, traverse_metadataset
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 from tests.testing import ALONE, alone
@@ -105,6 +105,12 @@ def test_what_has_no_match(room: Path) -> None:
     words = r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
     with pytest.raises(DatasetError, match=words):
         texts(join(room, nonmatch="error"))
+
+
+def test_a_join_has_a_factory(room: Path) -> None:
+    given: dict[str, Any] = {"training": False, "split_part": "train", "worker_config": ALONE, "trust_code": True}
+    (loaded,) = load_dataset(join(room)).get_datasets(**given).datasets
+    assert [sample.text for sample in get_loader(loaded.dataset.build())] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
 
 
 def test_splits_are_not_confused(room: Path) -> None:
