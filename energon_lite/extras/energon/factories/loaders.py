@@ -330,8 +330,7 @@ def _factory_of(
         **kwargs,
     }
     if spec.join is not None or source_opener(spec.path) is not None:
-        given: dict[str, Any] = {"training": training, "worker_config": worker_config, "trust_code": trust_code, **kwargs}
-        return LeafFactory(spec, shuffle_over_epochs=epochs, **given)
+        return LeafFactory(spec, trust_code=trust_code, **common)
     if is_jsonl(spec.path):
         made: BaseCoreDatasetFactory = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
     else:
