@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
+#: Smallest and largest seed: what fits into 64 bits, with or without a sign.
+_SEEDS = -(1 << 63), (1 << 64) - 1
 
 #: Configuration of the loader whose hook runs now; each thread has its own.
 ACTIVE_CONFIG: ContextVar[WorkerConfig | None] = ContextVar("energon_lite_config", default=None)
@@ -34,6 +36,18 @@ ACTIVE_CONFIG: ContextVar[WorkerConfig | None] = ContextVar("energon_lite_config
 _process_number: int | None = None
 #: Number of this thread, if it is a worker.
 _thread_number: ContextVar[int | None] = ContextVar("energon_lite_worker", default=None)
+
+
+def whole_numbers(**settings: Any) -> list[Any]:
+    """Return settings as integers of Python, also those of numpy; None stays.
+
+    Raises:
+        UsageError: a setting is not an integer.
+    """
+    for name, value in settings.items():
+        if value is not None and not hasattr(value, "__index__"):
+            raise UsageError(f"{name} is {value!r}", fix="give an integer")
+    return [None if value is None else int(value) for value in settings.values()]
 
 
 class _ActiveConfig:
@@ -71,7 +85,8 @@ class WorkerConfig:
 
     Raises:
         TopologyError: rank and world size are inconsistent.
-        UsageError: a number is negative, or ``worker_debug_path`` has an unknown field.
+        UsageError: a number is negative, no integer, or has more than 64 bits; or ``worker_debug_path`` has an unknown
+            field.
 
     Example:
         >>> WorkerConfig(0, 1, 2).num_workers
@@ -105,6 +120,9 @@ class WorkerConfig:
     _sample_indices: ClassVar[list[int]] = []
 
     def __post_init__(self) -> None:
+        self.rank, self.world_size, self.num_workers, self.seed_offset = whole_numbers(
+            rank=self.rank, world_size=self.world_size, num_workers=self.num_workers, seed_offset=self.seed_offset
+        )
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise TopologyError(
                 f"data-parallel rank {self.rank} of {self.world_size}",
@@ -112,6 +130,8 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise UsageError(f"num_workers is {self.num_workers}", fix="give 0 (no worker processes) or more")
+        if not _SEEDS[0] <= self.seed_offset <= _SEEDS[1]:
+            raise UsageError(f"seed_offset is {self.seed_offset}", fix="give a number that fits into 64 bits")
         self.debug_file()
         if self.worker_log_level > 0 and self.worker_debug_path is None:
             logger.warning(

@@ -25,8 +25,7 @@ from energon_lite.trainer import (
     register_attention,
     register_norm,
 )
-from energon_lite.trainer.models.attention_functions import dense_mask
-from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models.named_layers import Run, dense_mask
 
 
 def their_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:

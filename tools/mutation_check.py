@@ -6,13 +6,12 @@
 
 A fault is a small change of one expression or statement: a comparison that is off by its border or turned round, a
 number or an index off by one, a condition that always or never holds, two operands exchanged, a statement that is left
-out. Types, messages, what is only shown, and constants that say how long or how much are left alone. Faults are drawn
-at random from the files of a part of the package: the core, the trainer, the extras. An edit elsewhere draws no others,
-so that trees can be compared. Each is tried in a copy of the
-project, with the tests that execute its block of code, until the first fails: quick tests come first, and those that
-execute little else. That test must pass again without the fault. A fault that all these tests pass is shown with its
-line: either a test is missing, or the change makes no difference (a cache that is dropped, a bound that is never
-reached), which a reader has to decide.
+out. Types, messages, what is only shown, and constants that say how long, how much or which version are left alone.
+Faults are drawn at random from the files of a part of the package: the core, the trainer, the extras. An edit elsewhere
+draws no others, so that trees can be compared. Each is tried in a copy of the project, with the tests that execute its
+block of code, until the first fails: quick tests come first, and those that execute little else. That test must pass
+again without the fault. A fault that all these tests pass is shown with its line: either a test is missing, or the
+change makes no difference (a cache that is dropped, a bound that is never reached), which a reader has to decide.
 
 The blocks that each test executes are recorded by one run of all tests, at the first use after a commit, and kept in
 ``build/``. Then it takes half a minute a fault and core, several minutes if no test notices. The exit status is the
@@ -65,9 +64,11 @@ _FIRST_FILES = 4
 #: Of these functions and calls people read the result.
 _SHOWN = {"__repr__", "__str__"}
 _TELLING = re.compile(r"(logger|warnings)\.|(print|warn)\(")
-#: A constant that says how long or how much, by the first words above it or its unit; and arguments that do.
+#: A constant that says how long, how much or which version, by the first words above it or its unit; and arguments
+#: that do.
 _TUNED = re.compile(
-    r"^(#: (The )?(Seconds|Share|Threads|Bound|Upper bound|Largest|Smallest|Least|Fewest|Most)\b.*\n(#:.*\n)*)\w.*"
+    r"^(#: (The )?(Seconds|Share|Threads|Bound|Upper bound|Largest|Smallest|Least|Fewest|Most|Version of)\b.*\n"
+    r"(#:.*\n)*\w.*)"
     r"|^_[A-Z_]+ = \d+ << [123]0$",
     re.I | re.M,
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from energon_lite.errors import FatalSampleError, UnlikeError, UsageError, field_of, listed
@@ -137,7 +138,7 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
     if dataclasses.is_dataclass(first):
         if hasattr(first, "from_samples"):
             return batch_from_samples(kind, values, padding)
-        names = [field.name for field in dataclasses.fields(first)]
+        names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: list(map(attrgetter(name), values)) for name in names}
         return kind(**{name: collate_entry(name, column, padding, path) for name, column in columns.items()})
     entries = zip(kind._fields, zip(*values, strict=True), strict=True)
@@ -232,11 +233,11 @@ def _looks(value: Any, others: Sequence[Any]) -> str:
 def empty_like(batch: Any, rows: int) -> Any:
     """Return ``batch``, which holds ``rows`` samples, without any of its rows.
 
-    Tensors whose first dimension is ``rows`` and lists (or tuples) of that length lose all their rows; everything else
-    stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
+    Tensors and arrays whose first dimension is ``rows``, and lists (or tuples) of that length lose all their rows;
+    everything else stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch[:0] if batch.dim() and batch.shape[0] == rows else batch
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return batch[:0] if batch.ndim and batch.shape[0] == rows else batch
     if isinstance(batch, dict):
         return {key: empty_like(value, rows) for key, value in batch.items()}
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):

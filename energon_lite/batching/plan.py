@@ -31,6 +31,8 @@ from energon_lite.errors import UsageError, at_least_one, counted
 from energon_lite.order.orders import Addresses, Order
 from energon_lite.order.permutation import MAX_LENGTH
 
+#: Bound of positions, half of those that are numbered: sums of two stay in 64 bits.
+_BEYOND = MAX_LENGTH // 2
 #: Position of a micro-batch in its pass: the number of its chunk and, if chunks have several, its number in the chunk.
 Place = tuple[int, ...]
 
@@ -109,7 +111,7 @@ class ChunkedOrder:
     def reaches(self, pass_number: int, number: int) -> bool:
         """True if a chunk's first position is within the range of positions."""
         bounds = self.order.bounds(pass_number) or (0, 0)
-        return max(bounds[1], number * self.chunk) < MAX_LENGTH // 2
+        return max(bounds[1], number * self.chunk) < _BEYOND
 
 
 class Plan(ChunkedOrder, ABC):

@@ -123,9 +123,9 @@ def command(
 
 
 def _has(whole: dict[str, Any], split_part: str) -> bool:
-    """True if the split has samples; a missing split counts, except the default one, so that an error is reported."""
+    """True if the split has shards; a missing split counts, except the default one, so that an error is reported."""
     split = whole["splits"].get(split_part)
-    return bool(split["samples"]) if split else split_part != "train"
+    return bool(split["shards"]) if split else split_part != "train"
 
 
 def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int) -> list[dict[str, Any]]:
@@ -275,8 +275,8 @@ def _folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str
     split = load_split_config(meta_path(meta, split_config))
     splits = {}
     for name in split.split_parts:
-        shards = [shard for shard in split.shards(name) if shard in counts]
-        splits[name] = {"shards": len(shards), "samples": sum(counts[shard] for shard in shards)}
+        shards = split.shards(name)
+        splits[name] = {"shards": len(shards), "samples": sum(counts.get(shard, 0) for shard in shards)}
     index = None if is_url(path) else find_index(path, counts)
     return {
         "path": path,

@@ -6,6 +6,7 @@ message, without a traceback, with exit code 1.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -92,6 +93,8 @@ def _errors_as_messages() -> Iterator[None]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Prepare data sets for energon_lite or Megatron-Energon, and examine data sets, blends and runs."""
+    if os.environ.get("NO_COLOR"):  # see no-color.org
+        ctx.color = False
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -28,7 +28,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import code_hash
-from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
+from energon_lite.loading.leaves import check_measurable, dataset_config_of, find_leaves, open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
@@ -98,6 +98,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
     splits = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
     files = asked["dataset_config"], asked["split_config"]
     specs = [spec for part in splits for spec in find_leaves(path, part, *files, labels)]
+    for spec in specs:
+        check_measurable(spec)
     if task_encoder is None:
         _measure_parts(path, dict.fromkeys(spec.path for spec in specs), parts, ranks, asked)
         return
@@ -157,11 +159,10 @@ def _by_way(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
     """Group the references that read a data set in the same way; each of its shards is in one group.
 
     Raises:
-        UsageError: a shard is in two groups; or a data set is a join.
+        UsageError: a shard is in two groups.
     """
     ways_of_folders: dict[str, dict[tuple[str, str], list[LeafSpec]]] = {}
     for spec in specs:
-        refuse_join(spec)  # before any measurement
         way = spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)
         ways_of_folders.setdefault(spec.path, {}).setdefault(way, []).append(spec)
     for folder, ways in ways_of_folders.items():

@@ -203,7 +203,7 @@ def _columns(node: Node) -> dict[str, str]:
 def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
     """Name, required and optional fields of a sample type."""
     cls = SAMPLE_TYPES[chosen] if isinstance(chosen, str) else chosen
-    own = [field for field in own_fields(cls) if field.init]
+    own = own_fields(cls)
     required = [field.name for field in own if is_required(field)]
     return cls.__name__, required, [field.name for field in own if not is_required(field)]
 

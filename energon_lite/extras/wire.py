@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache, partial
+from types import MemberDescriptorType
 from typing import Any
 
 import msgpack
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from energon_lite.batching.digests import AddressList, SpanList
-from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.errors import FatalSampleError, UsageError, listed
 from energon_lite.loading.executors.transport import Message, message_of, parts_of
 from energon_lite.samples.sample import CrudeSample, SourceList
 
@@ -122,7 +123,7 @@ class _Packer:
             return [_MARKS[_OBJECT], self._class(kind, kind._fields), *value]
         if kind in _OWN_KINDS:
             return [_MARKS[_OWN], _OWN_NUMBERS[kind], *_OWN_KINDS[kind](value)]
-        if isinstance(value, Enum):
+        if isinstance(value, Enum) and value.name in kind.__members__:  # else it is a union of flags
             return [_MARKS[_ENUM], self._class(kind, ()), value.name]
         if isinstance(value, BaseException):
             return self._error(value)
@@ -144,15 +145,16 @@ class _Packer:
 
     def _object(self, value: Any) -> list[Any]:
         kind: Any = type(value)
-        own = getattr(value, "__dict__", None)
-        names = tuple(own) if own is not None else _field_names(kind)
-        fields = own.values() if own is not None else (getattr(value, name) for name in names)
-        return [_MARKS[_OBJECT], self._class(kind, names), *fields]
+        slots, own = _slots_of(kind), getattr(value, "__dict__", {})
+        fields = [getattr(value, name) for name in slots]
+        return [_MARKS[_OBJECT], self._class(kind, (*slots, *own)), *fields, *own.values()]
 
     def _error(self, error: BaseException) -> list[Any]:
         kind = type(error)
         text = f"{kind.__name__}: {error}"
-        return [_MARKS[_ERROR], self._class(kind, ()), list(error.args), {**vars(error)}, text]
+        # The file of an error of the system is not among its `args`.
+        args = [*error.args, error.filename] if isinstance(error, OSError) and error.filename else [*error.args]
+        return [_MARKS[_ERROR], self._class(kind, ()), args, {**vars(error)}, text]
 
     def _class(self, kind: type, names: tuple[str, ...]) -> int:
         """Return the number of a class in the table of the message."""
@@ -168,8 +170,10 @@ def _path_of(kind: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a class that are in slots: all, none, or those of a base class."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return tuple(name for name in names if isinstance(getattr(kind, name, None), MemberDescriptorType))
 
 
 def _plain(value: Any) -> list[Any]:
@@ -241,7 +245,7 @@ class _Reader:
             if not issubclass(kind, BaseException):
                 raise UnknownClassError(f"{kind} is no error")
             error: BaseException = kind.__new__(kind, *args)
-            error.args = tuple(args)
+            error.args = error.args or tuple(args)
             error.__dict__.update(state)
             return error
         except UnknownClassError:
@@ -261,15 +265,17 @@ def _maker(path: str, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
     if not dataclasses.is_dataclass(kind):
         raise UnknownClassError(f"{path} is no dataclass")
     new = partial(object.__new__, kind)
-    setters = None if hasattr(new(), "__dict__") else [getattr(kind, name).__set__ for name in names]
+    slots = _slots_of(kind)
+    if names[: len(slots)] != slots:
+        raise UnknownClassError(f"{path} has other fields here: {listed(slots)}")
+    setters, own = [getattr(kind, name).__set__ for name in slots], names[len(slots) :]
 
     def made(values: list[Any]) -> Any:
         one = new()
-        if setters is None:
-            one.__dict__.update(zip(names, values, strict=True))
-        else:
-            for put, value in zip(setters, values, strict=True):
-                put(one, value)
+        for put, value in zip(setters, values[: len(setters)], strict=True):
+            put(one, value)
+        if own:
+            one.__dict__.update(zip(own, values[len(setters) :], strict=True))
         return one
 
     return made

@@ -119,8 +119,9 @@ def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
 
 
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
-    """Function of a hook, from the class of the encoder or of the encoder that it wraps."""
-    return getattr(type(owner_of(encoder, name)), name, None)
+    """Function of a hook, from the class of the encoder or of the encoder that it wraps; or one set on the instance."""
+    owner = owner_of(encoder, name)
+    return vars(owner).get(name) or getattr(type(owner), name, None)
 
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:

@@ -14,7 +14,7 @@ from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
-from energon_lite.errors import EmptyDatasetError, UsageError
+from energon_lite.errors import EmptyDatasetError, UsageError, counted
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of, is_overridden
 from energon_lite.loading.iterators.dataset import Identity, LeafIdentity, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
@@ -28,7 +28,7 @@ from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.trust import trusts
-from energon_lite.worker_config import WorkerConfig
+from energon_lite.worker_config import WorkerConfig, whole_numbers
 
 if TYPE_CHECKING:
     from energon_lite.loading.iterators.lane_dataset import LaneDataset
@@ -103,9 +103,9 @@ def _checked(dataset: SavableDataset) -> SavableDataset:
     world = dataset.worker_config.world_size
     if samples is not None and samples < world and not dataset.once:
         raise EmptyDatasetError(
-            f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
+            f"{counted(samples, 'sample')} for {world} data-parallel ranks: not all of them would get one",
             where=_names(dataset),
-            fix=f"use at most {samples} data-parallel ranks, more data, or repeat=True",
+            fix=f"use at most {counted(samples, 'data-parallel rank')}, or more data; or, in training, repeat=True",
         )
     return dataset
 
@@ -229,6 +229,16 @@ class DatasetRequest:
     asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        for name, kind in (("worker_config", WorkerConfig), ("chunks", Chunks), ("reading", Reading)):
+            if not isinstance(given := getattr(self, name), kind):
+                raise UsageError(f"{name} is {given!r}", fix=f"give a {kind.__name__}(...)")
+        self.batch_size, self.packing, size, lanes = whole_numbers(
+            batch_size=self.batch_size,
+            packing_buffer_size=self.packing,
+            chunk_size=self.chunks.size,
+            lanes=self.chunks.lanes,
+        )
+        self.chunks = replace(self.chunks, size=size, lanes=lanes)
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         if self.batching is not None:
             from energon_lite.loading.token_batching import token_batching

@@ -140,14 +140,7 @@ def open_whole(
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
     """
     if source is None:
-        refuse_join(spec)
-    if source is None and source_opener(spec.path) is not None:
-        raise UsageError(
-            "a data set of this format has no place for what is measured",
-            where=spec.path,
-            fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
-            "convert",
-        )
+        check_measurable(spec)
     source = source or WebdatasetSource.open(spec.path, verified=False)
     whole, loader, cooker = _loader_and_cooker(spec, source, encoder, trust_code)
     aux = stores_of(spec, whole, cooker, encoder)
@@ -156,17 +149,24 @@ def open_whole(
     return Leaf(name, whole, loader, leaf_key(data, 0), cooker, aux)
 
 
-def refuse_join(spec: LeafSpec) -> None:
-    """Refuse to measure joined samples.
+def check_measurable(spec: LeafSpec) -> None:
+    """Check that the samples of a leaf belong to a folder of tars or to a JSONL file, which can store columns.
 
     Raises:
-        UsageError: the leaf is a join.
+        UsageError: the leaf is a join, or has another format.
     """
     if spec.join is not None:
         raise UsageError(
             "joined samples are not measured: they belong to no folder",
             where=spec.origin or spec.path,
             fix="batch by tokens with length_column=None, or measure each folder by itself",
+        )
+    if source_opener(spec.path) is not None:
+        raise UsageError(
+            "a data set of this format has no place for what is measured",
+            where=spec.path,
+            fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
+            "convert",
         )
 
 

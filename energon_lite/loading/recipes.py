@@ -17,7 +17,7 @@ from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.hook_errors import short_traceback
 from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.worker_config import WorkerConfig
+from energon_lite.worker_config import WorkerConfig, whole_numbers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -176,18 +176,15 @@ def get_train_dataset(
     options = _options(get_train_dataset, kwargs, task_encoder, batching, chunks, reading)
     packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
-    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
-        raise UsageError(
-            f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
-        )
-    return request.mixed(
-        path,
-        repeat,
-        max_samples_per_sequence,
-        shuffle_buffer_size,
-        shuffle_over_epochs_multiplier,
-        virtual_epoch_length,
+    loop_length, run, window, copies = whole_numbers(
+        virtual_epoch_length=virtual_epoch_length,
+        max_samples_per_sequence=max_samples_per_sequence,
+        shuffle_buffer_size=shuffle_buffer_size,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
     )
+    if loop_length < 0 or (loop_length and not repeat):
+        raise UsageError(f"virtual_epoch_length is {loop_length} with repeat={repeat}", fix="give 0, or repeat=True")
+    return request.mixed(path, repeat, run, window, copies, loop_length)
 
 
 @short_traceback
@@ -223,6 +220,7 @@ def get_val_dataset(
     options = _options(get_val_dataset, kwargs, task_encoder, batching, chunks, reading)
     packing = _packing_buffer(options, packing_buffer_size)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
+    (limit,) = whole_numbers(limit=limit)
     at_least_one("give at least 1 batch per rank, or None", limit=limit)
     return request.in_order("val", path, run=_VAL_RUN, limit=limit)
 

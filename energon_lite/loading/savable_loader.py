@@ -16,6 +16,7 @@ from energon_lite.loading.iterators.collectives import broadcast_plain, gather_s
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.hook_errors import short_traceback
+from energon_lite.worker_config import whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class SavableDataLoader(DataLoader):
         Example:
             >>> loader.restore_state_rank(loader.state_at(consumed_samples // batch_size))
         """
-        return self.dataset.resolved.state_at(position)
+        return self.dataset.resolved.state_at(*whole_numbers(position=position))
 
     def with_restored_state_rank(self, state: State | None) -> Self:
         """Return the loader itself, after :meth:`restore_state_rank`.

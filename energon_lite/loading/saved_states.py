@@ -272,7 +272,8 @@ def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     if len(places) > 1:
         shown = "\n".join(f"    {listed(who)}: pass {at[0]}, micro-batch {at[1]}" for at, who in places.items())
         raise StateMismatchError(
-            f"the ranks are not at the same step:\n{shown}", fix="save after the same number of batches on every rank"
+            f"the ranks are not at the same step:\n{shown}",
+            fix="save after the same number of batches on every rank; or give as many ranks each its own state",
         )
 
 

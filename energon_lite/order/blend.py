@@ -291,7 +291,7 @@ def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool
     if not len(weights):
         raise UsageError("a blend of nothing", fix="give at least one weight")
     # Integers in the same proportion, without rounding or reduction of fractions.
-    ratios = [(weight if isinstance(weight, float) else Fraction(weight)).as_integer_ratio() for weight in weights]
+    ratios = [(w if hasattr(w, "as_integer_ratio") else Fraction(w)).as_integer_ratio() for w in weights]
     scale = lcm(*(int(below) for _, below in ratios))
     exact = [int(above) * (scale // int(below)) for above, below in ratios]
     whole = sum(exact)

@@ -155,9 +155,9 @@ _own_fields: dict[type[Any], tuple[dataclasses.Field[Any], ...]] = {}
 
 
 def own_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of a sample type or a batch type without the base fields."""
+    """Return the fields of a sample type or a batch type that its constructor takes, without the base fields."""
     if cls not in _own_fields:
-        _own_fields[cls] = tuple(field for field in dataclasses.fields(cls) if field.name not in BASE_FIELDS)
+        _own_fields[cls] = tuple(f for f in dataclasses.fields(cls) if f.init and f.name not in BASE_FIELDS)
     return _own_fields[cls]
 
 

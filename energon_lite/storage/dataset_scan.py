@@ -55,7 +55,9 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
         EmptyDatasetError: there is no tar file.
     """
     if not os.path.isdir(root):
-        raise UsageError("there is no such folder", where=root, fix="give the folder that holds the tar files")
+        what = "this is a file, and no folder" if os.path.exists(root) else "there is no such folder"
+        fix = "give the folder that holds the tar files; files of other formats are loaded without preparation"
+        raise UsageError(what, where=root, fix=fix)
     paths = (os.path.join(folder, file) for folder, files in _folders(root) for file in files)
     chosen = chosen_shards(root, [os.path.relpath(path, root).replace(os.sep, "/") for path in paths], exclude)
     for name in chosen:

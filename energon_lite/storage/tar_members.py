@@ -46,6 +46,8 @@ _SMALLEST_CHUNK = 1 << 12
 _FIRST_CHUNK = 1 << 16
 #: Bytes of a read at most.
 _LARGEST_CHUNK = 1 << 20
+#: Fewest headers of a read after which the next one is larger.
+_MANY = 8
 #: Weights of the 11 octal digits of a number.
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 #: Key by which :func:`pax_records` reports that a member is stored sparsely.
@@ -170,7 +172,7 @@ class PlainHeaders:
         last = got - _BLOCK
         places, place, going = _walk(self._buffer, last)
         # Small members: read many headers at once. Large members: read little more than the header.
-        if len(places) >= 8:
+        if len(places) >= _MANY:
             self._chunk = min(self._chunk * 2, _LARGEST_CHUNK)
         elif len(places) <= 1:
             self._chunk = max(self._chunk // 4, _SMALLEST_CHUNK)

@@ -99,7 +99,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
         raise MissingShardError(
             "the shard does not exist",
             where=path,
-            fix="put it back, or leave it out with `energon-lite prepare --force-overwrite`",
+            fix="put it back, or `energon-lite prepare --force-overwrite`, with --exclude if it is a broken link",
         ) from None
     except OSError as error:
         raise DatasetError(

@@ -17,7 +17,6 @@ from .models.config import ModelConfig as ModelConfig
 from .models.config import RopeScaling as RopeScaling
 from .models.config import VisionConfig as VisionConfig
 from .models.config import model_preset as model_preset
-from .models.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .models.interface import Loss as Loss
 from .models.interface import LossSums as LossSums
 from .models.interface import MakeModel as MakeModel
@@ -25,12 +24,13 @@ from .models.interface import MultimodalBatch as MultimodalBatch
 from .models.interface import TrainingBatch as TrainingBatch
 from .models.llama import LlamaModel as LlamaModel
 from .models.llama import language_loss as language_loss
-from .models.registry import adopt_norm as adopt_norm
-from .models.registry import register_attention as register_attention
-from .models.registry import register_norm as register_norm
+from .models.named_layers import adopt_norm as adopt_norm
+from .models.named_layers import register_attention as register_attention
+from .models.named_layers import register_norm as register_norm
 from .models.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
 from .models.tensor_parallel import RowParallelLinear as RowParallelLinear
 from .models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
+from .models.tensor_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .optimizer.config import learning_rate as learning_rate
 from .optimizer.overlapped_optimizer import OverlappedDistributedOptimizer as OverlappedDistributedOptimizer
 from .parallel.collectives import enter_parallel as enter_parallel

@@ -34,6 +34,13 @@ class Slim:
     value: Any
 
 
+@dataclass
+class Mixed(Slim):
+    """Its base class has slots, as ``Sample`` has."""
+
+    own: Any = None
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any
@@ -43,8 +50,9 @@ class Plain:
     """No class of data."""
 
 
-class Colour(enum.Enum):
+class Colour(enum.Flag):
     RED = 1
+    BLUE = 2
 
 
 def there_and_back(value: Any) -> Any:
@@ -66,7 +74,12 @@ plain = st.recursive(
             st.frozensets(keys),
             st.sets(keys),
         ),
-        *(st.builds(Record, st.text(), inner), st.builds(Slim, inner), st.builds(Pair, inner, inner)),
+        *(
+            st.builds(Record, st.text(), inner),
+            st.builds(Slim, inner),
+            st.builds(Mixed, inner, inner),
+            st.builds(Pair, inner, inner),
+        ),
     ),
     max_leaves=20,
 )
@@ -115,7 +128,7 @@ def test_errors_come_back() -> None:
     error = DecodeError("broken", where="a.jpg", fix="mend it")
     back = there_and_back(error)
     assert type(back) is DecodeError and str(back) == str(error) and back.where == "a.jpg"
-    assert there_and_back(OSError(2, "gone")).errno == 2
+    assert str(there_and_back(OSError(2, "gone", "a.tar"))) == "[Errno 2] gone: 'a.tar'"
     parts = wire.pack(ZeroDivisionError("by zero"))
     unknown = b"".join(parts).replace(b"builtins:ZeroDivisionError", b"builtins:ZeroDivisionErrer")
     back = wire.unpack(memoryview(bytearray(unknown)))
@@ -130,6 +143,7 @@ def test_errors_come_back() -> None:
         ({"o": np.array([None])}, "['o'] is a numpy.ndarray"),
         (Record("n", OrderedDict(a=1)), "values is a collections.OrderedDict"),
         ({"p": Path("x")}, "['p'] is a pathlib"),
+        ({"c": Colour.RED | Colour.BLUE}, "['c'] is a tests.extras.test_wire.Colour"),
         ({"v": np.void(b"ab")}, "['v'] is a numpy.void"),
     ],
 )

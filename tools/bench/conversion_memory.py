@@ -23,10 +23,9 @@ from typing import Any
 
 import torch
 
-from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
+from energon_lite.trainer.conversion.huggingface_folder import divide, huggingface_name, index_json, model_shapes
 from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.safetensors_file import TensorType, write_safetensors
-from energon_lite.trainer.conversion.tensor_names import huggingface_name, model_shapes
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
 

@@ -19,6 +19,8 @@ from energon_lite.storage.files.atomic_file import write_bytes
 
 Floats = NDArray[np.float64]
 
+#: File in a run's output folder: a line for each measured step.
+TIMES_FILE = "micro_batches.jsonl"
 #: Least number of micro-batches for a fit.
 _LEAST = 8
 #: Least number of micro-batches for each coefficient.

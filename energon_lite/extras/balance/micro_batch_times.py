@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.cost_fit import fit_costs, read_micro_batches, write_cost_model
+from energon_lite.extras.balance.cost_fit import TIMES_FILE, fit_costs, read_micro_batches, write_cost_model
 from energon_lite.extras.balance.cost_model import CostModel
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Files in a run's output folder: a line for each measured step; and the costs fitted at the end of the run.
-TIMES_FILE = "micro_batches.jsonl"
+#: File in a run's output folder: the costs fitted at the end of the run.
 COSTS_FILE = "costs-{step:06d}.json"
 
 

@@ -13,6 +13,7 @@ from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, largest_fitting, run_trial
 from energon_lite.extras.balance.cost_fit import (
+    TIMES_FILE,
     CostFit,
     fit_costs,
     read_cost_model,
@@ -21,9 +22,6 @@ from energon_lite.extras.balance.cost_fit import (
     write_cost_model,
 )
 from energon_lite.extras.balance.cost_model import CostModel
-
-#: Name of the file of a run's measurements.
-_TIMES = "micro_batches.jsonl"
 
 
 def report_costs(path: str, output: str | None, compared: str | None, *, as_json: bool) -> None:
@@ -38,7 +36,7 @@ def report_costs(path: str, output: str | None, compared: str | None, *, as_json
     Raises:
         UsageError: there are no measurements, or too few.
     """
-    file = os.path.join(path, _TIMES) if os.path.isdir(path) else path
+    file = os.path.join(path, TIMES_FILE) if os.path.isdir(path) else path
     other = None if compared is None else read_cost_model(compared)
     sizes, seconds, prior = read_micro_batches(file)
     if not seconds:

@@ -40,7 +40,7 @@ def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:
         click.echo(
             f"Keys collided: the members of {counted(len(renamed), 'shard')} now begin with the name of their shard"
             if renamed
-            else "All keys are unique; no shard was changed",
+            else "No two shards have a key in common; no shard was changed",
             err=options["as_json"],
         )
 

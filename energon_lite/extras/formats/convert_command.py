@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from energon_lite.cli import job_options, parse_bytes, progress
+from energon_lite.cli.output import byte_size
 from energon_lite.errors import DatasetError, UsageError, check_choice, counted
 from energon_lite.extras.formats.convert_samples import Sample, open_samples, read_samples
 from energon_lite.extras.formats.shard_writers import WRITERS, Mds, ShardWriter
@@ -146,7 +147,7 @@ def convert_dataset(
     settings = hashlib.sha256(settings.encode()).hexdigest()
     units = list(range(-(-len(source) // rows)))
     done = None if force_overwrite else _read_json(_done_path(target, root))
-    if done is not None and done["settings"] == settings:
+    if done is not None and done["settings"] == settings and os.path.exists(target):
         return ConvertReport(target, done["shards"], done["samples"], done["size"])
     first = list(islice(_chosen(source, 0, min(look, len(source)), frozenset(without)), look))
     work = _Shards(root, settings, source, WRITERS[to](first, path), rows, frozenset(without))
@@ -270,7 +271,7 @@ def command(
     with progress(show_progress, "Converting", "shards") as show:
         report = convert_dataset(source, target, shard_bytes=size, workers=num_workers, progress=show, **others)
     click.echo(
-        f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, {report.size / 1e6:.1f} MB: "
+        f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, {byte_size(report.size)}: "
         f"{report.path}"
     )
     if report.made < report.shards:

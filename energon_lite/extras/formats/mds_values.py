@@ -58,7 +58,8 @@ def ndarray_bytes(array: Any) -> bytes | None:
         return None
     width = next(number for number, most in enumerate((8, 16, 32, 64)) if max(array.shape) < 1 << most)
     head = bytes([code, array.ndim << 2 | width])
-    return head + np.array(array.shape, _SHAPES[width]).tobytes() + array.tobytes()
+    values = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return head + np.array(array.shape, _SHAPES[width]).tobytes() + values.tobytes()
 
 
 def _array(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.documents.paths import is_url
-from energon_lite.errors import DataIndexError, ShardFormatError
+from energon_lite.errors import DataIndexError, NotPreparedError, ShardFormatError
 from energon_lite.extras.formats.held_files import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import map_file, missing, open_file, read_bytes, size_of
 
@@ -61,6 +61,7 @@ class MegatronSource:
         documents: samples are documents; False: they are sequences.
 
     Raises:
+        NotPreparedError: it is a folder.
         MissingShardError: one of the files does not exist.
         ShardFormatError: the ``.idx`` is not such a file, or cut short; or the ``.bin`` is too short for it.
 
@@ -74,6 +75,9 @@ class MegatronSource:
 
     def __init__(self, path: str, *, documents: bool = True):
         self.path = path[:-4] if path.endswith((".idx", ".bin")) else path
+        if os.path.isdir(self.path):
+            fix = "give the common beginning of the two files, data/text_document; or prepare a folder of tars"
+            raise NotPreparedError("a folder, not prepared, and no pair of .bin and .idx", where=self.path, fix=fix)
         self._index_path = f"{self.path}.idx"
         self._by_document = documents
         self._size = size_of(self._index_path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
@@ -18,6 +19,7 @@ except ImportError as error:
 
 __all__ = ["EnergonDataModule"]
 
+Kind = TypeVar("Kind", bound=TrainerLoader)
 Make = Callable[[WorkerConfig], SavableDataset | SavableDataLoader]
 
 
@@ -53,18 +55,18 @@ class EnergonDataModule(LightningDataModule):
         self._make_val = val or {}
         self._workers = num_workers
         self._seed = seed_offset
-        self._train: TrainerLoader | None = None
-        self._loaders: list[TrainerLoader] = []
+        self._train: _TrainLoader | None = None
+        self._loaders = weakref.WeakSet[TrainerLoader]()  # Lightning may have loaders made again and again
         self._saved: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TrainerLoader:
         """Return the training loader, at the position of the checkpoint."""
         if self._train is None:
-            self._train = self._loader(self._make_train)
-            self._train.taken_ahead = self._taken_ahead
+            self._train = self._loader(self._make_train, _TrainLoader)
+            self._train.taken_ahead = self._in_work
+        self._train.fit_loop = self._trainer.fit_loop
         if self._saved is not None:
             self._train.load_state_dict(self._saved["train"])
-            self._count_for(self._saved["devices"])
             self._saved = None
         return self._train
 
@@ -72,8 +74,8 @@ class EnergonDataModule(LightningDataModule):
         """Return the validation loaders."""
         made = self._make_val
         if isinstance(made, Mapping):
-            return {name: self._loader(make) for name, make in made.items()}
-        return self._loader(made)
+            return {name: self._loader(make, TrainerLoader) for name, make in made.items()}
+        return self._loader(made, TrainerLoader)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was trained on, for any number of devices; all call it."""
@@ -82,8 +84,11 @@ class EnergonDataModule(LightningDataModule):
         return {"train": self._train.state_dict(), "devices": self._trainer.world_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a state to resume from when the training begins."""
+        """Resume from a state. Lightning restores its own counts afterwards; it may have the loader already."""
+        self._count_for(state_dict["devices"])
         self._saved = state_dict
+        if self._train is not None:
+            self.train_dataloader()
 
     def teardown(self, stage: str) -> None:
         """Stop the workers. A restarted loop continues at its position."""
@@ -96,28 +101,43 @@ class EnergonDataModule(LightningDataModule):
             raise UsageError("the data module has no trainer", fix="give it to Trainer.fit")
         return self.trainer
 
-    def _loader(self, make: Make) -> TrainerLoader:
+    def _loader(self, make: Make, kind: type[Kind]) -> Kind:
         rank, world_size = self._trainer.global_rank, self._trainer.world_size
         config = WorkerConfig(rank=rank, world_size=world_size, num_workers=self._workers, seed_offset=self._seed)
-        loader = TrainerLoader(make(config), rank=rank, world_size=world_size)
+        loader = kind(make(config), rank=rank, world_size=world_size)
         loader.loader.to(self._trainer.strategy.root_device)
-        self._loaders.append(loader)
+        self._loaders.add(loader)
         return loader
 
-    def _taken_ahead(self) -> int:
-        """Return the number of batches that Lightning has fetched ahead or is processing."""
-        loop = self._trainer.fit_loop
-        counted = loop.epoch_loop.batch_progress.current
-        return int(counted.ready - counted.processed) + len(getattr(loop._data_fetcher, "batches", ()))
+    def _in_work(self) -> int:
+        """Return the number of batches that Lightning is processing."""
+        counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return int(counted.ready - counted.processed)
 
     def _count_for(self, devices: int) -> None:
-        """Convert the counts of batches of the resumed epoch to the current number of devices."""
-        now, accumulated = self._trainer.world_size, self._trainer.accumulate_grad_batches
-        if devices == now:
+        """Convert the checkpoint's counts of batches of the resumed epoch to the current number of devices."""
+        if self.trainer is None or devices == self.trainer.world_size:
             return
-        counted = self._trainer.fit_loop.epoch_loop.batch_progress.current
-        done = counted.processed * devices // now // accumulated * accumulated
-        counted.ready, counted.started, counted.processed, counted.completed = (
-            done + count - counted.processed
-            for count in (counted.ready, counted.started, counted.processed, counted.completed)
-        )
+        accumulated = self.trainer.accumulate_grad_batches
+        loops = self.trainer._checkpoint_connector._loaded_checkpoint["loops"]
+        counted = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        processed = counted["processed"]
+        done = processed * devices // self.trainer.world_size // accumulated * accumulated
+        counted |= {name: done + count - processed for name, count in counted.items()}
+
+
+class _TrainLoader(TrainerLoader):
+    """Training loader that tells Lightning which batch is the last, so that Lightning takes none ahead to find out."""
+
+    fit_loop: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        if (fetcher := self.fit_loop._data_fetcher) is not None:
+            fetcher.prefetch_batches = 0
+        return self._told(fetcher)
+
+    def _told(self, fetcher: Any) -> Iterator[Any]:
+        for batch in super().__iter__():
+            if fetcher is not None:
+                fetcher.done = self.at_end
+            yield batch

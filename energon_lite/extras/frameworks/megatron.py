@@ -132,7 +132,7 @@ def data_iterators(
 
     def iterator(data: Any, consumed: int = 0, saved: State | None = None, *, in_training: bool = True) -> Any:
         if isinstance(data, (list, tuple)):
-            return [iterator(part) for part in data]
+            return [iterator(part, *((consumed, saved) if in_training else ())) for part in data]
         if data is None or not data.worker_config.loads_data:
             return None
         loader = SavableDataLoader(data) if isinstance(data, SavableDataset) else data

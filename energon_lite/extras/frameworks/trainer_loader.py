@@ -92,7 +92,8 @@ class TrainerLoader:
         is_fixed = state["kind"] == "planned" and "place" not in state
         #: Samples in a micro-batch; None: their number varies.
         self.rows: int | None = (settings.get("batch_size") or None) if is_fixed else None
-        self.starts_over = settings["kind"] == "val"
+        is_training = getattr(given.dataset.resolved, "refills", settings["kind"] != "val")  # also inside of wrappers
+        self.starts_over = not (is_training or given.dataset.once)
         self._convert = convert
         self._states: deque[State] = deque(maxlen=_MOST_AHEAD + 1)
         self._full: Any = None
@@ -177,8 +178,9 @@ class TrainerLoader:
         """
         if self.rows is None or self.loader.dataset.is_endless:
             return -1
-        begun = 0 if self.starts_over else self.own_state()["position"] * self.rows
-        return (self.samples - begun) % (self.loader.worker_config.world_size * self.rows)
+        samples, begun = self.samples, self.own_state()["position"] * self.rows
+        left = samples if self.starts_over or begun >= samples else samples - begun
+        return left % (self.loader.worker_config.world_size * self.rows)
 
     def _filled(self, batch: Any) -> Any:
         """Fill a batch of a finite pass to the number of rows of all others."""

@@ -130,13 +130,14 @@ class EnergonTrainerMixin:
             return None
         self._loaders = {} if self._loaders is None else self._loaders
         if id(data) not in self._loaders:
-            self._loaders[id(data)] = loader = AccelerateLoader(data, convert=self._inputs)
+            loader = AccelerateLoader(data, convert=self._inputs)
             rows = loader.batches.rows
             if rows not in (None, batch_size):
                 raise UsageError(
                     f"batches have {rows} samples, but the trainer assumes {batch_size}",
                     fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
                 )
+            self._loaders[id(data)] = loader
         return self._loaders[id(data)]
 
     def _inputs(self: Any, batch: Any) -> Any:

@@ -92,12 +92,13 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
     """
     files = _files(log_paths)
     if not as_json:
-        click.echo(f"Analyzing {len(files)} logs")
+        click.echo(f"Analyzing {counted(len(files), 'log')}")
     seen = sorted(_sightings(files), key=lambda sighting: sighting[1])
     first = min((step for _, step, _ in seen), default=0)
     seen = [sighting for sighting in seen if sighting[1] - first >= skip]
     if not seen:
-        raise UsageError(f"there is no batch in {', '.join(log_paths)}", fix="trace some steps of a loop first")
+        fix = "give a smaller --skip" if skip else "trace some steps of a loop first"
+        raise UsageError(f"there is no batch in {', '.join(log_paths)}", fix=fix)
     ranks = len({rank for rank, _, _ in seen})
     numbers: dict[str, int] = {}
     last_sample, last_step = save_heat_map(

@@ -160,8 +160,8 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     end = None if chained or until is not None or run.state is None else run.state
     gaps = [] if end is None else missing_steps(known, (end["pass_number"], end["position"]))
     lines += [
-        f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
-        "passed over them (skip_steps)"
+        f"{_micro_batches(first, stop)} of pass {number}: without a line; lines were lost, or the run passed over them "
+        "(skip_steps)"
         for number, first, stop in gaps
     ]
     if faults:
@@ -188,13 +188,17 @@ def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
     return None
 
 
+def _micro_batches(first: int, stop: int) -> str:
+    return f"micro-batches {first:,} to {stop - 1:,}" if stop - first > 1 else f"micro-batch {first:,}"
+
+
 def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
     def named(address: Address) -> str:
         leaf = planned.dataset.leaves[address[0]]
         return f"{leaf.source.key(address[1])} (sample {address[1]} of {leaf.name}, epoch {address[2]})"
 
     step = fault.recorded
-    yield f"step {step.step}: not the samples that were planned for micro-batches {step.first} to {step.stop - 1}"
+    yield f"step {step.step}: not the samples that were planned for {_micro_batches(step.first, step.stop)}"
     if fault.lost and fault.added:
         how = "failed or was skipped; in its place came {}" if fault.failed else "was lost; {} came instead"
         yield f"  {named(fault.lost)} {how.format(named(fault.added))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 import numpy as np
+import yaml
 
 from energon_lite.cli import job_options, json_object, make_task_encoder, progress, show_share
 from energon_lite.config.dataset import SplitConfig, load_split_config
@@ -35,11 +37,16 @@ from energon_lite.storage.sharded_work import Table
 _PARTS = "train,val,test"
 
 
-@click.command(name="lint", context_settings={"show_default": True})
+@click.command(name="lint", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path(path_type=str))
 @click.option("--split-parts", help="Splits to examine, with commas.  [default: all of a folder; train,val,test]")
-@click.option("--dataset-config", default="dataset.yaml", help="For a folder: the file that defines its samples.")
-@click.option("--split-config", default="split.yaml", help="For a folder: the file of its splits.")
+@click.option(
+    "--dataset-config",
+    default="dataset.yaml",
+    show_default=True,
+    help="For a folder: the file that defines its samples.",
+)
+@click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
 @click.option("--task-encoder", metavar="MODULE:CLASS", help="Also run its cookers and hooks, up to encode_sample.")
 @click.option("--subflavors", metavar="JSON", help="Labels that override those of the documents, for choosing cookers.")
 @click.option("--optional", multiple=True, metavar="PART", help="A part that may be missing or empty (repeatable).")
@@ -232,7 +239,8 @@ def _lines(report: LintReport) -> Iterator[str]:
     if report.broken_samples and not is_jsonl(report.path) and source_opener(report.path) is None:
         first = next(problem for problem in report.broken if problem.key)
         yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"
-        yield f"    exclude: [{first.shard}/{first.key}]"
+        example = {"exclude": [f"{first.shard}/{first.key}"]}
+        yield "    " + yaml.safe_dump(example, default_flow_style=None, allow_unicode=True, width=math.inf).strip()
 
 
 # -- the work --------------------------------------------------------------------------------------------------------

@@ -161,12 +161,14 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         strategy = strategy_from_dict(_document(name, capacity, options["oversize"], lengths), at="--strategy")
         plan = plan_in_chunks(strategy, lengths, seed=options["seed"], key_lengths=keys, chunk=options["chunk"])
         plans[name] = plan
-        rows.append([name, *_cells(plan, strategy, capacity, options["ranks"], options["per_rank"])])
+        rows.append([name, *_values(plan, strategy, capacity, options["ranks"], options["per_rank"])])
     if options["as_json"]:
         table = [dict(zip(titles, row, strict=True)) for row in rows]
         click.echo(json.dumps({"samples": len(lengths), "tokens": int(lengths.sum()), "plans": table}, indent=2))
     else:
-        click.echo("\n".join(aligned([titles, *rows])))
+        forms = ("", *_COLUMNS.values())
+        cells = [["-" if v is None else f"{v:{form}}" for v, form in zip(row, forms, strict=True)] for row in rows]
+        click.echo("\n".join(aligned([titles, *cells])))
     for name, plan in plans.items():
         for words in plan.counts.words():  # about samples that did not fit
             click.secho(f"{name}: {words}", fg="yellow", err=True)
@@ -218,15 +220,14 @@ def _document(text: str, capacity: int, oversize: str, lengths: Ints) -> dict[st
     return {key: value for key, value in given.items() if key in fields} | written
 
 
-def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_rank: int) -> list[str]:
+def _values(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_rank: int) -> list[float | None]:
     if not len(plan):
-        return ["0", "0", *["-"] * 7]
+        return [0, 0, *[None] * 7]
     metrics = measure_plan(plan, ranks=ranks, per_rank=per_rank)
     fill = int(plan.tokens().sum()) / (len(plan) * capacity)
     balance = even_balance(plan, packing_capacity(strategy), ranks=ranks, per_rank=per_rank, steps=_STEPS)
     values = [metrics.micro_batches, metrics.steps, fill, metrics.padding_efficiency, metrics.length_correlation]
-    values += [metrics.step_variance_ratio, metrics.lateness, *balance]
-    return [f"{value:{form}}" for value, form in zip(values, _COLUMNS.values(), strict=True)]
+    return [*values, metrics.step_variance_ratio, metrics.lateness, *balance]
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -260,9 +260,6 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
 def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
     """Summary as plain data: total seconds by stage, and the slowest samples."""
     batches = [batch for run in runs for batch in run.batches]
-    stages = Counter[str]()
-    for batch in batches:
-        stages.update(batch["stages"])
     slow = [
         {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
         for seconds, key, rank, batch in _slowest(runs, slowest)
@@ -272,7 +269,7 @@ def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
         "batches": len(batches),
         "samples": sum(len(batch["sources"]) for batch in batches),
         "waited": sum(batch["delivered"] - batch["asked"] for batch in batches),
-        "stages": dict(stages),
+        "stages": {stage: sum(seconds) for stage, seconds in _stage_times(batches).items()},
         "slowest": slow,
     }
 
@@ -284,7 +281,8 @@ def _slowest(runs: Sequence[Run], count: int) -> list[tuple[float, str, int, dic
     return nlargest(count, every, key=lambda entry: entry[0])
 
 
-def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+def _stage_times(batches: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of the batches by stage, with those outside of all stages as "other"."""
     times: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
         for stage, seconds in batch["stages"].items():
@@ -292,6 +290,11 @@ def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
         if "began" in batch:
             inside = sum(seconds for stage, seconds in batch["stages"].items() if stage != "transfer")
             times["other"].append(max(0.0, batch["ended"] - batch["began"] - inside))
+    return times
+
+
+def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    times = _stage_times(batches)
     made, whole = max(len(times["other"]), 1), max(sum(map(sum, times.values())), 1e-12)
     for stage in (*_STAGES, "other"):
         if durations := times[stage]:

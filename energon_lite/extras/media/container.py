@@ -91,8 +91,9 @@ def opened(stream: Any) -> Iterator[av.container.InputContainer]:
     except Exception as error:  # FFmpeg's errors have many classes; damaged files cause others as well
         if isinstance(error, OSError) and not type(error).__module__.startswith("av"):
             raise  # the storage failed
+        what = getattr(error, "strerror", None) or error  # without FFmpeg's number
         raise DecodeError(
-            f"the audio or video cannot be decoded: {type(error).__name__}: {error}",
+            f"the audio or video cannot be decoded: {type(error).__name__}: {what}",
             fix="repair or remove the file: it is damaged or cut off, or of a kind that FFmpeg does not know",
         ) from error
 

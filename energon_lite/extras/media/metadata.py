@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import av
 
 _FIX = "make it again with `energon-lite prepare-media`"
-_NO_TABLE = "make it with `energon-lite prepare-media` (or Energon's), and upload .nv-meta with the data"
+_NO_TABLE = "make it with `energon-lite prepare-media` (or Energon's); of a URL, upload .nv-meta with the data"
 
 
 class MediaMetadataType(str, Enum):

@@ -107,5 +107,5 @@ def _extract(
         click.secho(f"Note: {entry}: {what}", fg="yellow", err=True)
     if len(report.broken) > _NAMED:
         click.secho(f"Note: and {len(report.broken) - _NAMED:,} more", fg="yellow", err=True)
-    damaged = f"; {len(report.broken):,} are damaged, and have none" if report.broken else ""
+    damaged = f"; damaged, and without metadata: {len(report.broken):,}" if report.broken else ""
     click.echo(f"Stored the metadata of {report.found:,} media{damaged}.", err=to_log)

@@ -20,9 +20,18 @@ from typing import Any, TypeVar
 
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.extras.remote.direct_ranges import direct_ranges
-from energon_lite.extras.remote.file_versions import Answer, are_current, expect_version, is_check_due, numbers_of
-from energon_lite.extras.remote.store_tries import StoreTries, answered
+from energon_lite.extras.remote.file_versions import (
+    Answer,
+    are_current,
+    expect_version,
+    is_check_due,
+    numbers_of,
+    version_in,
+)
+from energon_lite.extras.remote.store_tries import StoreTries, answered, server_of
+from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.retries import SHORTAGES, out_of
+from energon_lite.storage.files.shard_store import changed_shard
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +44,8 @@ _PATIENCE_AT_START = 6.0
 #: Seconds of waiting after which a warning is logged.
 _TOLD = 5.0
 
-# A file system object owns threads and sockets, which do not survive a fork: each process has its own.
+# By server or bucket. A file system object owns threads and sockets, which do not survive a fork: each process has its
+# own.
 _file_systems: dict[tuple[int, str], Any] = {}
 #: File system and path of each URL: looking them up for each request takes as long as the rest of it.
 _opened: dict[tuple[int, str], tuple[Any, str]] = {}
@@ -263,8 +273,8 @@ def file_system(url: str) -> tuple[Any, str]:
             where=url,
             fix=f"give {url.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk",
         )
-    scheme = url.partition("://")[0]
-    fs = _file_systems.get((os.getpid(), scheme))
+    server = server_of(url)
+    fs = _file_systems.get((os.getpid(), server))
     if fs is None:
         import fsspec
 
@@ -272,12 +282,12 @@ def file_system(url: str) -> tuple[Any, str]:
             fs, _ = fsspec.core.url_to_fs(url)
         except Exception as error:  # clients of stores raise exceptions of all kinds
             raise DatasetError(
-                f"fsspec cannot open {scheme}:// here: {error}",
+                f"fsspec cannot open {url.partition('://')[0]}:// here: {error}",
                 where=url,
                 fix="install the package that fsspec names for it: pip install 'energon-lite[s3]' for s3://, "
                 "'energon-lite[msc]' for msc://, gcsfs for gs://; or register_source, if it is a format of your own",
             ) from error
-        _file_systems[os.getpid(), scheme] = fs
+        _file_systems[os.getpid(), server] = fs
     path: str = fs._strip_protocol(url)
     if len(_opened) >= _OPENED:
         _opened.clear()
@@ -335,3 +345,45 @@ def _failed(error: Exception, tries: StoreTries, where: str) -> DatasetError:
     return DatasetError(
         f"the store cannot be read: {cause}", where=where, fix="check the address, the credentials and the network"
     )
+
+
+class RemoteFile:
+    """An object of a known size and version. Nothing is kept open; each read is a request, whose answer has to be of
+    that version."""
+
+    __slots__ = ("_size", "_url", "_version")
+
+    def __init__(self, url: str, size: int, version: int):
+        self._url = url
+        self._size = size
+        self._version = version
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int, offset: int) -> bytes:
+        wanted = min(size, self._size - offset)
+        try:
+            return read_range(self._url, offset, wanted, self._version) if wanted > 0 else b""
+        except DatasetError as error:
+            raise explained(error, self._url, self._size) from error.__cause__
+
+
+def explained(error: BaseException, url: str, size: int) -> BaseException:
+    """Return the error for a failed range of an object; if it has another size now, an error that says so."""
+    if isinstance(error, DatasetError) and not isinstance(error, FatalStorageError):
+        with suppress(OSError, DatasetError):
+            if (now := file_size(url)) != size:
+                return changed_shard(url, size, now)
+    return error
+
+
+def found(url: str) -> dict[str, Any]:
+    """Return the store's current record of a file, whose version is expected from now on."""
+    info = file_info(url)
+    expect_version(url, info)
+    return info
+
+
+#: Objects of stores as the core opens them: entry ``url_files`` of ``STORAGE_GUESTS``.
+FILES = UrlFiles(found, file_size, version_in, list_files, read_file, read_range, copy_file, RemoteFile)

@@ -4,6 +4,11 @@ A sample is stored under its address: the data set, its number, the hooks and th
 random numbers, or asked for the number of the sample, the address also has the seed and the epoch; other samples are
 found in every epoch. Whoever makes a sample first stores it. Writers do not wait for each other: what they write under
 an address is equal.
+
+A full store keeps what the run needs next. Its order is a function of positions, so the coming positions are looked up,
+as many as four passes over the data have, and sorted by sample. The position of a sample that is used now is found by
+the inverse permutation of its epoch, and, in a blend, by search: the number of samples of a leaf before a position is
+known, and grows with the position.
 """
 
 from __future__ import annotations
@@ -11,17 +16,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.extras.remote.coming_uses import ComingUses
 from energon_lite.extras.wire import pack, unpack
 from energon_lite.hooks import (
     HookContext,
@@ -35,11 +41,20 @@ from energon_lite.hooks import (
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.observers import OpenedSampleStore, ReadSample, StoredSample
 from energon_lite.loading.makers.outcomes import Address, set_restore_key, where_of
-from energon_lite.order.orders import Order
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, position_of
 from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.storage.samples.field_map import SampleLoader
 
 logger = logging.getLogger(__name__)
+
+Ints = NDArray[np.int64]
+
+#: Most positions that are looked up at once.
+_SPAN = 1 << 22
+#: Most positions before the current one that other workers may not have reached, and their part of the data.
+_BEHIND, _PART = 1 << 12, 64
+#: Name of a sample: its leaf and index; epoch and seed if its hooks draw. Files of killed writers have other names.
+_NAME = re.compile(r"([0-9a-f]{24})-([0-9a-f]{1,15})(?:-([0-9a-f]{1,15})-([0-9a-f]{8}))?")
 
 
 @dataclass(frozen=True)
@@ -207,11 +222,12 @@ class _Opened(OpenedSampleStore):
     def _distances(self, paths: Sequence[str]) -> list[float]:
         """Return the distances of the next uses of stored samples; infinity: this run does not use them again."""
         numbers = {self._key(number): number for number in range(len(self._leaves))}
-        parts = [path.rsplit("/", 1)[-1].split("-") for path in paths]
-        rows = [(numbers.get(key, -1), int(index, 16), rest) for key, index, *rest in parts]
-        leaf, index = (np.array([row[column] for row in rows], dtype=np.int64) for column in (0, 1))
-        epoch = np.array([int(rest[0], 16) if rest else -1 for *_, rest in rows], dtype=np.int64)
-        is_other = (leaf < 0) | np.array([bool(rest) and rest[1] != self._seed for *_, rest in rows], dtype=bool)
+        names = [_NAME.fullmatch(path.rsplit("/", 1)[-1]) for path in paths]
+        rows = [name.groups("") if name else ("", "0", "", "") for name in names]
+        leaf = np.array([numbers.get(key, -1) for key, *_ in rows], dtype=np.int64)
+        index = np.array([int(index, 16) for _, index, *_ in rows], dtype=np.int64)
+        epoch = np.array([int(epoch, 16) if epoch else -1 for *_, epoch, _ in rows], dtype=np.int64)
+        is_other = (leaf < 0) | np.array([seed not in ("", self._seed) for *_, seed in rows], dtype=bool)
         return np.where(is_other, math.inf, self._uses.of(leaf, index, epoch)).tolist()
 
     def _form(self, address: Address, sample: Any, key: tuple[Any, ...]) -> bytes | None:
@@ -237,3 +253,114 @@ class _Opened(OpenedSampleStore):
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class _Window(NamedTuple):
+    """Uses of samples at consecutive positions.
+
+    Attributes:
+        first: the first position.
+        uses: number of the sample times the span, plus the place of its use in the window; sorted.
+        epochs: epoch at each place.
+    """
+
+    first: int
+    uses: Ints
+    epochs: Ints
+
+
+class ComingUses:
+    """Distances, in positions of an order, to the next uses of samples.
+
+    Args:
+        order: the order of the run.
+        lengths: samples of each leaf.
+
+    Attributes:
+        now: position of the last sample that was asked for with :meth:`after`.
+
+    Example:
+        >>> uses = ComingUses(BlendOrder([LeafOrder(3, key=1, copies=None)], [1.0], key=0), [3])
+        >>> uses.after(0, 2, 5), uses.of(np.zeros(3, int), np.arange(3), np.full(3, -1)).tolist()
+        (3.0, [1.0, 2.0, 0.0])
+    """
+
+    def __init__(self, order: Order, lengths: Sequence[int]):
+        self._order = order
+        self._starts = np.cumsum([0, *lengths])
+        total = int(self._starts[-1])
+        self._behind = min(_BEHIND, total // _PART)
+        self._span = min(_SPAN, 4 * total + 2 * self._behind)
+        self._window: _Window | None = None
+        self.now = 0
+
+    def after(self, leaf: int, index: int, epoch: int) -> float:
+        """Return the distance from a use of a sample to its next one; infinity: it is further away than is known."""
+        start = (int(self._starts[leaf]) + index) * self._span
+        for is_new in (False, True):
+            if is_new and not self._look(leaf, index, epoch):
+                break
+            if self._window is None:
+                continue
+            first, uses, epochs = self._window
+            places = uses[slice(*np.searchsorted(uses, [start, start + self._span]))] - start
+            same = np.flatnonzero(epochs[places] == epoch)
+            if len(same) and (is_new or places[same[0]] <= self._span // 2):
+                here, *coming = places[same[0] :].tolist()
+                self.now = first + here
+                return float(coming[0] - here) if coming else math.inf
+        return math.inf
+
+    def of(self, leaf: Ints, index: Ints, epoch: Ints) -> NDArray[np.float64]:
+        """Return the distances from the current position to the next uses of samples, ``[k]``.
+
+        Args:
+            leaf, index: the samples, ``[k]``.
+            epoch: ``[k]``; -1: in any epoch.
+        """
+        if self._window is None:
+            return np.full(len(leaf), math.inf)
+        first, uses, epochs = self._window
+        now = self.now - first
+        start = (self._starts[leaf] + index) * self._span
+        at = np.searchsorted(uses, start + max(0, now - self._behind)).clip(max=len(uses) - 1)
+        place = uses[at] - start
+        is_used = (place >= 0) & (place < self._span)
+        is_used &= (epoch < 0) | (epochs[place.clip(0, self._span - 1)] == epoch)
+        return np.where(is_used, place - now, math.inf)
+
+    def _look(self, leaf: int, index: int, epoch: int) -> bool:
+        """Look up the positions around a use of a sample; return False if it has none that is known."""
+        order = self._order
+        if isinstance(order, ConcatOrder):  # the next pass is the same one
+            first = order.position(leaf, index)
+            positions = np.arange(first, first + self._span) % order.bounds(0)[1]
+        elif isinstance(order, (BlendOrder, EpochBlendOrder)):
+            first = max(_position(order, leaf, index, epoch) - self._behind, _first(order))
+            positions = np.arange(first, first + self._span)
+        else:
+            return False
+        found = order.lookup(positions)
+        uses = (self._starts[found.leaf] + found.index) * self._span + np.arange(self._span)
+        uses.sort()
+        self._window = _Window(first, uses, found.epoch)
+        return True
+
+
+def _first(order: BlendOrder | EpochBlendOrder) -> int:
+    return 0 if order.rebase is None else order.rebase.position
+
+
+def _position(order: BlendOrder | EpochBlendOrder, leaf: int, index: int, epoch: int) -> int:
+    """Return the position of a sample in an epoch of its leaf; if it is drawn, that of the epoch's begin."""
+    leaves = order.leaves
+    copies = leaves.leaves[leaf].copies
+    if copies == -1:
+        place = epoch * leaves.leaves[leaf].length
+    else:
+        places = leaves.places(leaf, index, np.array([epoch // (copies or 1)])).ravel()
+        _, epochs = leaves.lookup(np.full(len(places), leaf), places)
+        place = int(places[epochs == epoch][0])
+    begun = 0 if order.rebase is None else order.rebase.starts[leaf]
+    place = max(0, place - begun)
+    return _first(order) + (place if order.blend is None else position_of(order.blend, leaf, place))

@@ -135,15 +135,15 @@ class StoreTries(Tries):
     """
 
     def __init__(self, url: str, patience: float):
-        super().__init__(_gave_up, _server_of(url), patience, {"passing": pauses(), "unknown": _UNKNOWN}, kind_of)
+        super().__init__(_gave_up, server_of(url), patience, {"passing": pauses(), "unknown": _UNKNOWN}, kind_of)
 
 
 def answered(url: str) -> None:
     """Forget a wait in vain for a server, because it has answered."""
     if _gave_up:
-        _gave_up.pop(_server_of(url), None)
+        _gave_up.pop(server_of(url), None)
 
 
-def _server_of(url: str) -> str:
-    """The scheme of a URL, and its server or bucket."""
+def server_of(url: str) -> str:
+    """Return the scheme of a URL, and its server or bucket."""
     return "/".join(url.split("/")[:3])

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.remote_workers.described import RayWorkers, connect_to_ray
-from energon_lite.extras.remote_workers.handshake import Card
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle
+from energon_lite.extras.remote_workers.protocol import Card
 from energon_lite.extras.remote_workers.receiver import Orders
 from energon_lite.extras.remote_workers.run_card import check_card, environment
 from energon_lite.extras.remote_workers.server import TrainerListener

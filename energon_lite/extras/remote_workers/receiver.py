@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.extras.remote_workers.described import TlsFiles, host_and_port
-from energon_lite.extras.remote_workers.frames import (
+from energon_lite.extras.remote_workers.protocol import (
     BEAT,
     IN_SEGMENT,
     MESSAGE,
@@ -34,10 +34,11 @@ from energon_lite.extras.remote_workers.frames import (
     SILENT,
     FrameConnection,
     FrameError,
+    RefusedError,
     frame,
+    join,
     keep_alive,
 )
-from energon_lite.extras.remote_workers.handshake import RefusedError, join
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
 
 #: Seconds of an attempt to connect.

@@ -12,7 +12,7 @@ from typing import Any
 
 import energon_lite
 from energon_lite.errors import EnergonLiteError, listed
-from energon_lite.extras.remote_workers.handshake import RefusedError
+from energon_lite.extras.remote_workers.protocol import RefusedError
 from energon_lite.hooks import attributes, code_digests
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.makers.job_runner import JobRunner

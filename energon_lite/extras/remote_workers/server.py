@@ -28,8 +28,17 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
-from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, FrameConnection, FrameError, frame, keep_alive
-from energon_lite.extras.remote_workers.handshake import Card, RefusedError, greet
+from energon_lite.extras.remote_workers.protocol import (
+    BEAT,
+    MESSAGE,
+    Card,
+    FrameConnection,
+    FrameError,
+    RefusedError,
+    frame,
+    greet,
+    keep_alive,
+)
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.loading.executors.transport import Message
 from energon_lite.loading.executors.worker_process import (

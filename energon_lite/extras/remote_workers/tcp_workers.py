@@ -22,9 +22,17 @@ from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import receiver
 from energon_lite.extras.remote_workers.described import TcpWorkers, secret_in
-from energon_lite.extras.remote_workers.frames import BEAT, MESSAGE, RELEASED, SILENT, FrameError, frame, frames
-from energon_lite.extras.remote_workers.handshake import RefusedError
 from energon_lite.extras.remote_workers.mixed_pool import MixedPool, RemoteHandle, WorkerSource
+from energon_lite.extras.remote_workers.protocol import (
+    BEAT,
+    MESSAGE,
+    RELEASED,
+    SILENT,
+    FrameError,
+    RefusedError,
+    frame,
+    frames,
+)
 from energon_lite.extras.remote_workers.receiver import PLACE, Orders, Report
 from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.loading.executors.executor_handle import PoolRequest

@@ -166,6 +166,7 @@ def shuffle_ahead(
 
 
 def _recipe(weights: Sequence[float] | ChangingWeights, n: int) -> Recipe:
+    weights = weights.tolist() if isinstance(weights, np.ndarray) else weights
     leaves = len(weights) if isinstance(weights, Sequence) else weights.leaves
     limit = np.iinfo(np.int16).max
     if leaves > limit:

@@ -374,8 +374,8 @@ def checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]
     """
     pairs = set()
     for step in steps:
-        pair = (0, step) if isinstance(step, int) else tuple(step)
-        if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
+        pair = tuple(step) if isinstance(step, Iterable) else (0, step)
+        if len(pair) != 2 or not all(hasattr(part, "__index__") and part >= 0 for part in pair):
             raise UsageError(f"{step!r} among skip_steps", fix="give numbers of steps, or pairs (pass, number)")
-        pairs.add((pair[0], pair[1]))
+        pairs.add((int(pair[0]), int(pair[1])))
     return pairs

@@ -374,7 +374,7 @@ def _cure(root: str, name: str) -> str:
     if name == LENGTH or name.endswith(f".{LENGTH}"):
         return (
             f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
-            f"`energon-lite prepare --force-overwrite --length-field PART {root}`"
+            f"`energon-lite measure {root} --length-field PART`"
         )
     return (
         f"run `energon-lite measure {root} --task-encoder module:Class` with an encoder whose sample_costs returns it, "

@@ -88,7 +88,8 @@ class SampleReader:
         self.ahead = reader_ahead(source, parts, streamed)
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         self._runs = source.runs if self.ahead is None else None
-        self._usage = Usage(self._runs or Runs(1), source.mean_bytes)
+        if self._runs is not None:
+            self._usage = Usage(self._runs, source.mean_bytes)
         #: The samples of runs, by number of the run; the oldest run comes first.
         self._kept: dict[int, list[Row]] = {}
         self._unfit: dict[int, None] = {}

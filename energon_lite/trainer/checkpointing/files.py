@@ -32,7 +32,7 @@ import fsspec
 import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 
-from energon_lite.errors import StateError
+from energon_lite.errors import StateError, UsageError
 from energon_lite.storage import replacing
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -56,11 +56,18 @@ class CheckpointFiles:
 
     Args:
         root: a local folder, or a URL such as ``s3://bucket/run`` or ``memory://run``.
+
+    Raises:
+        UsageError: no installed package opens such a URL.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
         self.root = os.fspath(root)
-        self.fs, self.base = fsspec.core.url_to_fs(self.root)
+        try:
+            self.fs, self.base = fsspec.core.url_to_fs(self.root)
+        except (ValueError, ImportError) as error:
+            fix = "check the URL, or install the package that fsspec names for it"
+            raise UsageError(f"fsspec cannot open it here: {error}", where=self.root, fix=fix) from error
         self.is_local = isinstance(self.fs, LocalFileSystem)
         self._release: Callable[[], object] = lambda: None  # releases the lock of the save in progress
 

@@ -182,9 +182,13 @@ def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
     """Read values into existing tensors.
 
     Raises:
-        StateMismatchError: a tensor is missing or has another shape: it is of another model.
+        StateMismatchError: a tensor is missing or has another shape: it is of another model, or optimizer.
     """
-    check_shapes(tensors, reader.shapes, path, "use the model configuration the checkpoint was made with")
+    tensors = {name: t for name, t in tensors.items() if t.numel() or name in reader.shapes}  # an empty one has no box
+    of_model = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+    check_shapes(of_model, reader.shapes, path, "use the model configuration the checkpoint was made with")
+    fix = "keep its optimizer.algorithm, optimizer.groups and train.freeze, or begin a run with train.init_from"
+    check_shapes(tensors, reader.shapes, path, fix)
     with reader:
         reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
 

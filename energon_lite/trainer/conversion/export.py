@@ -21,21 +21,28 @@ from energon_lite.trainer.checkpointing.tensors import CheckpointReader, read_co
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
+    COMPUTED,
     CONFIG,
     DIVISION,
+    EMBEDDING,
     GENERATION,
+    HEAD,
     INDEX,
     VISION,
     WEIGHTS,
     Division,
     HuggingFaceFolder,
     WeightFile,
+    check_tensors,
     companions_of,
     divide,
     division_of,
     has_tokenizer,
     index_json,
+    model_shapes,
+    native_name,
     run_tokenizer_files,
+    their_names,
 )
 from energon_lite.trainer.conversion.image_config import (
     MODEL_TYPE,
@@ -47,15 +54,6 @@ from energon_lite.trainer.conversion.image_config import (
 )
 from energon_lite.trainer.conversion.language_config import architecture_for, huggingface_config
 from energon_lite.trainer.conversion.safetensors_file import TensorType, write_safetensors
-from energon_lite.trainer.conversion.tensor_names import (
-    COMPUTED,
-    EMBEDDING,
-    HEAD,
-    check_tensors,
-    model_shapes,
-    native_name,
-    their_names,
-)
 from energon_lite.trainer.models.config import DTYPES, ModelConfig, model_config_of
 from energon_lite.trainer.parallel.shards import Box
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer

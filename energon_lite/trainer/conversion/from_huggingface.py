@@ -23,21 +23,19 @@ from energon_lite.trainer.checkpointing.tensors import check_shapes
 from energon_lite.trainer.checkpointing.weights import without_new, write_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
     CONFIG,
-    VISION,
-    HuggingFaceFolder,
-    keep_companions,
-    read_json,
-)
-from energon_lite.trainer.conversion.image_config import any_model_config, vision_settings
-from energon_lite.trainer.conversion.tensor_names import (
     EMBEDDING,
     HEAD,
     OTHER_MODELS,
+    VISION,
+    HuggingFaceFolder,
     check_tensors,
+    keep_companions,
     model_shapes,
     native_name,
+    read_json,
     their_names,
 )
+from energon_lite.trainer.conversion.image_config import any_model_config, vision_settings
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box

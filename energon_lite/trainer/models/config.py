@@ -91,7 +91,7 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         at = "model.vision"
-        require_at_least(self, at, hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, image_token=0)
+        require_at_least(self, at, hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, image_token=0, norm_eps=0)
         for name, choices in VISION_CHOICES.items():
             value = getattr(self, name)
             require_choice(value, choices, f"unknown {name} {value!r}", f"{at}.{name}")
@@ -226,6 +226,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_at_least(self, "model", hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, vocab_size=1)
         require_at_least(self, "model", vocab_multiple=1, patch_size=1, loss_chunk=0)
+        require_at_least(self, "model", rope_theta=1, norm_eps=0, init_std=0)
         known = self.dtype in DTYPES
         require(known, f"unknown dtype {self.dtype!r}", "model.dtype", f"use one of: {', '.join(DTYPES)}")
         choices, what = ("none", "selective", "full"), f"cannot recompute {self.recompute!r}"

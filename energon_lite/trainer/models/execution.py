@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from energon_lite.trainer.models.attention_functions import PackedBounds
+from energon_lite.trainer.models.named_layers import PackedBounds
 from energon_lite.trainer.models.sequence import SequencePart
 
 #: Upper bound of torch's count of graphs of all blocks: rows packed or not, in training and evaluation, for the first

@@ -19,12 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import choose_attention
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.cross_entropy import OutputLayer
 from energon_lite.trainer.models.execution import CompiledBlocks, computed_again, residual
 from energon_lite.trainer.models.interface import LossSums, MultimodalBatch, sizes_of_images
-from energon_lite.trainer.models.registry import Lengths, adopt_norm, make_norm, register_norm
+from energon_lite.trainer.models.named_layers import Lengths, adopt_norm, choose_attention, make_norm, register_norm
 from energon_lite.trainer.models.sequence import (
     KeyValueCache,
     Rotation,
@@ -36,6 +34,7 @@ from energon_lite.trainer.models.sequence import (
 )
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
+    OutputLayer,
     Projections,
     RowParallelLinear,
     VocabParallelEmbedding,

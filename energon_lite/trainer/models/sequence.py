@@ -16,9 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from energon_lite.trainer.models.attention_functions import choose_attention, window_mask
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.models.registry import AttentionFunction, Lengths, Run, find_attention
+from energon_lite.trainer.models.named_layers import (
+    AttentionFunction,
+    Lengths,
+    Run,
+    choose_attention,
+    find_attention,
+    window_mask,
+)
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 

@@ -21,7 +21,7 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.execution import CompiledBlocks, computed_again, residual
 from energon_lite.trainer.models.interface import on_device
-from energon_lite.trainer.models.registry import adopt_norm
+from energon_lite.trainer.models.named_layers import adopt_norm
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter

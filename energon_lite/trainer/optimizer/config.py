@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from energon_lite.batching import learning_rate_scale
-from energon_lite.errors import require, require_choice
+from energon_lite.errors import require, require_at_least, require_choice
 
 #: Schedules of the learning rate.
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -111,8 +111,9 @@ class OptimizerConfig:
     grad_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("lr", "min_lr", "warmup", "weight_decay", "eps", "clip", "momentum"):
-            require(getattr(self, name) >= 0, f"{name} is negative", f"optimizer.{name}", "give a number >= 0")
+        at = "optimizer"
+        require_at_least(self, at, lr=0, min_lr=0, warmup=0, weight_decay=0, clip=0, momentum=0, bucket_size=1)
+        require(self.eps > 0, "eps is not positive", "optimizer.eps", "e.g. 1e-8")
         share = 0 < self.decay_share <= 1
         require(share, f"decay_share={self.decay_share} is not a share", "optimizer.decay_share", "e.g. 0.2")
         good = all(0 <= beta < 1 for beta in self.betas)
@@ -120,10 +121,6 @@ class OptimizerConfig:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             require_choice(value, choices, f"unknown {name} {value!r}", f"optimizer.{name}")
-        positive = self.bucket_size is None or self.bucket_size >= 1
-        require(
-            positive, "bucket_size is below 1", "optimizer.bucket_size", "leave it out, or give a number of elements"
-        )
         known = self.scale_rule == "none" or self.reference_tokens >= 1
         require(known, "scale_rule needs reference_tokens", "optimizer.reference_tokens", "e.g. 65536")
         odd = self.algorithm != "muon" and any(group.algorithm for group in self.groups)

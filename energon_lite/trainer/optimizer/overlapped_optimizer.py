@@ -170,7 +170,7 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
             if self._first_step:
                 self._first_step.forget()
             self._start_step(None)
-        elif any(rounds.fired.values()) or any(rounds.passed.values()):
+        elif any(rounds.fired.values()):
             what = "zero_grad() amid a step that begin_step() announced"
             raise UsageError(what, fix="call it before begin_step(), or not at all: step() begins with new gradients")
 

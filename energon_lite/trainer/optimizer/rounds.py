@@ -67,9 +67,9 @@ class Rounds:
 
         A bucket is also ready if its round is below ``complete``.
         """
-        done, number = divmod(self._launched, max(len(self._queue), 1))
         if self._launched >= self.count * len(self._queue):
             return None
+        done, number = divmod(self._launched, len(self._queue))
         bucket = self._queue[number]
         if done >= complete and not self._is_ready(bucket, (done + 1) * self.per_round):
             return None

@@ -87,7 +87,7 @@ class RankGrid:
 
     def end_groups(self) -> list[list[int]]:
         """Return the first and last stage of each pipeline, which share a tied embedding."""
-        return sorted(self.ranks[[0, -1]].reshape(2, -1).T.tolist()) if self.pp > 1 else []
+        return sorted(self.ranks[[0, -1]].reshape(2, -1).T.tolist())
 
 
 def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:

@@ -157,7 +157,7 @@ def _read_lines(block: Block) -> Iterator[Record]:
 def _json_record(file: int, number: int, data: bytes) -> Record:
     try:
         fields = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Record(file, number, None, f"not JSON: {error}")
     if not isinstance(fields, dict):
         return Record(file, number, None, f"not an object but a {type(fields).__name__}")

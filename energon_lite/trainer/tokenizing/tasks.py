@@ -131,6 +131,7 @@ def _text(record: Mapping[str, Any], *names: str) -> str:
     name, value = _field(record, *names)
     if not isinstance(value, str):
         raise ValueError(f"field {name!r} is not a text but a {type(value).__name__}")
+    value.encode()  # a lone surrogate, which no tokenizer takes, is a ValueError
     return value
 
 

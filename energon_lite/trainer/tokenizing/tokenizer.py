@@ -166,7 +166,8 @@ class HuggingFaceTokenizer(Tokenizer):
             mark: a placeholder in a text, such as that of an image: it becomes -1.
 
         Raises:
-            ValueError: the template rejects the messages, or changes earlier text when a message is added.
+            ValueError: the template rejects the messages, or changes earlier text when a message is added; or a text
+                has a lone surrogate.
         """
         steps: list[tuple[int, bool]] = []  # number of messages, and whether a generation prompt follows
         for place, message in enumerate(messages):
@@ -186,6 +187,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 )
             ends.append(len(text))
             answers.append(not asked and messages[count - 1]["role"] == "assistant")
+        text.encode()  # a lone surrogate, which no tokenizer takes, is a ValueError
         tokens, starts = self._with_starts(text, mark)
         edges = [bisect_left(starts, end) for end in ends]
         return [(tokens[first:last], answer) for (first, last), answer in zip(pairwise(edges), answers, strict=True)]

@@ -46,6 +46,9 @@ class MeshConfig:
     timeout: float | None = None
     share_images: bool = False
 
+    def __post_init__(self) -> None:
+        require_at_least(self, "mesh", timeout=1)
+
 
 def extra(name: str, setting: str) -> Any:
     """Import an extra, a folder of ``energon_lite/extras``, for a setting that needs it.

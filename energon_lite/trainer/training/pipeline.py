@@ -18,7 +18,7 @@ by a factor equal to the number of chunks; the number of messages grows by the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -195,7 +195,7 @@ def run_pipeline(
     *,
     divisor: torch.Tensor | float = 1.0,
     backward: bool = True,
-    after_backward: Callable[[int], None] | None = None,
+    after_backward: Callable[[Collection[nn.Parameter] | None], object] | None = None,
     record: Record | None = None,
 ) -> torch.Tensor:
     """Run the forward and optionally the backward passes of a step; gradients are added to ``parameter.grad``.
@@ -212,8 +212,9 @@ def run_pipeline(
         mesh: the ranks; None for those of the model.
         divisor: divisor of the sum of losses.
         backward: False to evaluate; call it under ``torch.no_grad()`` in this case.
-        after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, empty
-            micro-batches included.
+        after_backward: called after each backward pass of a micro-batch through a chunk, empty micro-batches included,
+            with the parameters whose gradients are complete; None for all. Once more on a rank that then encodes
+            images of others for an empty micro-batch: for all but the encoder.
         record: called after each action with the seconds at which it began and ended, without the wait for its inputs.
 
     Returns:
@@ -225,12 +226,12 @@ def run_pipeline(
     """
     mesh = mesh or cast(LlamaModel, model).mesh
     divisor = divisor if isinstance(divisor, torch.Tensor) else torch.full((), divisor, device=mesh.device)
-    done = after_backward or (lambda chunk: None)
     shares = backward and mesh.is_first_stage and mesh.group("images") is not None
     if shares:
         cast(LlamaModel, model).exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
     try:
-        stage = _Stage(model, micro_batches, loss, metrics, mesh, divisor, record)
+        done = after_backward or (lambda of: None)
+        stage = _Stage(model, micro_batches, loss, metrics, mesh, divisor, done, record)
         schedule = pipeline_schedule(
             mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward
         )
@@ -238,7 +239,6 @@ def run_pipeline(
             action = replace(planned, micro_batch=stage.order[planned.micro_batch])
             if action.backward:
                 stage.backward(action)
-                done(action.chunk)
             else:
                 stage.forward(action, keep=backward)
         stage.wire.finish()
@@ -258,6 +258,7 @@ class _Stage:
     metrics: Sequence[str]
     mesh: ParallelMesh
     divisor: torch.Tensor
+    done: Callable[[Collection[nn.Parameter] | None], object]
     record: Record | None
 
     def __post_init__(self) -> None:
@@ -308,10 +309,15 @@ class _Stage:
 
     def backward(self, action: Action) -> None:
         """Receive the gradient of the output, compute, send the gradient of the input."""
+        chunk = None if self.mesh.virtual == 1 else self.model.parameters_of_chunk(action.chunk)
         held = self._held.pop((action.chunk, action.micro_batch), None)
         if held is None:  # the micro-batch was empty
             if self.mesh.starts(action.chunk) and action.micro_batch in self._others:
+                # First all other gradients: ranks with rows may wait for their sums before they send those of images.
+                chunk = [p for part in (self.model.vision, self.model.projector) if part for p in part.parameters()]
+                self.done(set(self.model.parameters_of_chunk(action.chunk)).difference(chunk))
                 self._others.pop(action.micro_batch).backward()
+            self.done(chunk)
             return
         received, made = held
         gradient = None if self.mesh.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
@@ -322,6 +328,7 @@ class _Stage:
         if received is not None:
             grad = received.hidden.grad
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
+        self.done(chunk)
 
     def _agree_on_sizes(self) -> list[list[int]]:
         """Return for each micro-batch: rows, their length, the number of packed documents, and operations.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from energon_lite.trainer.models.attention_functions import choose_attention
+from energon_lite.trainer.models.named_layers import choose_attention
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig
 

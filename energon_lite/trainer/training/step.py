@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from torch import nn
 
 from energon_lite.errors import NonFiniteError, UsageError
 from energon_lite.trainer.models.interface import Loss, TrainingBatch
-from energon_lite.trainer.models.llama import LlamaModel, language_loss
+from energon_lite.trainer.models.llama import language_loss
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.guards import SpikeGuard
@@ -127,12 +127,8 @@ def launch_step(
     tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
     counted = ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
-
-    def done(chunk: int) -> None:
-        optimizer.end_micro_batch(None if mesh.virtual == 1 else cast(LlamaModel, model).parameters_of_chunk(chunk))
-
     what = model, micro_batches, loss, metrics, mesh
-    sums = run_pipeline(*what, divisor=tokens.clamp(min=1.0), after_backward=done, record=record)
+    sums = run_pipeline(*what, divisor=tokens.clamp(min=1.0), after_backward=optimizer.end_micro_batch, record=record)
     sums = _from_last_stage(mesh.sum_over_data(sums), mesh)
     if callable(lr):  # a step whose number of tokens is not finite updates nothing
         lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)

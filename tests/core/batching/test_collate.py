@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,14 @@ from tests.testing import ALONE
 class Plain:
     x: torch.Tensor
     name: str
+
+
+@dataclass
+class Sized(Plain):
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.x)
 
 
 class Named(NamedTuple):
@@ -62,7 +70,7 @@ def test_stacking_padding_and_listing() -> None:
         batch_pad_stack([torch.ones(1), torch.ones(1, 1)])
 
 
-@pytest.mark.parametrize("kind", [dict, Plain, Named])
+@pytest.mark.parametrize("kind", [dict, Plain, Sized, Named])
 def test_collation_keeps_the_type(kind: Any) -> None:
     made = [kind(x=torch.ones(n), name=f"n{n}") for n in (1, 2)]
     batch = generic_batch(made, padding=0)
@@ -107,7 +115,9 @@ def test_batch_from_samples() -> None:
     @edataclass
     class Scaled(Images):
         scale: float
+        size: int = field(init=False, default=2)
 
+    assert Scaled.from_samples([Sized(torch.ones(1), "a")], image=[], caption=[], scale=2.0).size == 2
     assert Scaled.derive_from(batch, image=batch.image, caption=[], scale=2.0).__key__ == ["1", "2"]
     assert Scaled.extend(batch, scale=2.0).image is batch.image
     with pytest.raises(UsageError, match="Images does not extend Scaled"):
@@ -195,6 +205,8 @@ def test_empty_batches_keep_their_form() -> None:
     assert empty_like(others, 2) == others
     assert empty_like(Named(torch.ones(2), "ab"), 2).x.shape == (0,)
     assert empty_like(Plain(torch.ones(2), "ab"), 2).name == "ab"
+    arrays = empty_like({"x": np.ones((2, 3)), "other": np.ones(3), "scale": np.array(2.0)}, 2)
+    assert [array.shape for array in arrays.values()] == [(0, 3), (3,), ()]
 
 
 @given(

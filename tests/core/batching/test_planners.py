@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_left, insort
 from typing import Any
 
@@ -238,6 +240,14 @@ def test_streams_are_packed_fully() -> None:
         made, taken = full_packs(lengths[at : at + 128], 4096)
         at, packs = at + taken, packs + len(made)
     assert sum(lengths[:at]) / (packs * 4096) > 0.99
+
+
+def test_golden_packs() -> None:
+    """Values for ever. If they change, so must the version of the algorithm."""
+    draw = np.random.default_rng(1)
+    streams = [draw.integers(1, draw.integers(2, 40), draw.integers(2, 80)).tolist() for _ in range(50)]
+    packed = [full_packs(lengths, 40) for lengths in streams]
+    assert hashlib.sha256(json.dumps(packed).encode()).hexdigest()[:16] == "ac669ccaed30b203"
 
 
 def test_by_hand() -> None:

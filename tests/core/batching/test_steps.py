@@ -95,6 +95,9 @@ def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
     assert batches.attention().tolist() == [128, 64]
     even = exchange_samples(batches, Capacity(16), step=2)
     assert even.attention().tolist() == [96, 96] and even.tokens().tolist() == [16, 16]
+    batches = strategy_from_dict({"strategy": "concat_split", "tokens": 23}).plan(np.array([4, 6, 5, 1, 1, 6, 3]))
+    within = exchange_samples(batches, Capacity(23), step=2)  # at most 2 % above the mean: it is left
+    assert within.attention().tolist() == [63, 61]
 
 
 def test_packed_micro_batches_become_even() -> None:
@@ -179,6 +182,8 @@ def test_the_last_step_by_hand() -> None:
     assert [part.tolist() for part in whole_steps(plan, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8], []]
     assert [part.tolist() for part in whole_steps(plan, 5)] == [[0, 1, 2, 3], [4], [5], [6, 7], [8]]
     assert whole_steps(plan, 3) is plan and whole_steps(plan, 1) is plan
+    whole = strategy_from_dict({"strategy": "fixed", "batch_size": 8}).plan(np.ones(8, dtype=np.int64))
+    assert whole_steps(whole, 3).rows().tolist() == [2, 2, 4] and whole_steps(whole, 2).rows().tolist() == [4, 4]
     many = whole_steps(plan, 12)
     assert len(many) == 12 and many.rows().tolist() == [1] * 9 + [0] * 3
     assert many.longest().tolist() == [1, 1, 1, 1, 8, 2, 2, 2, 5, 0, 0, 0]

@@ -114,6 +114,9 @@ def test_a_split_without_shards_and_exclusions(room: Path) -> None:
     output = quiet(room / "ten", "--split-config", "few.yaml", "--split-parts", "val")
     assert output.endswith("val: 0 samples in 0 shards, 0%\n  excluded     1 of shards and samples, by split.yaml\n")
     assert "excluded" not in quiet(room / "ten")
+    (room / "ten/.nv-meta/few.yaml").write_text("split_parts: {train: [gone.tar]}\n")
+    result = invoke("info", room / "ten", "--split-config", "few.yaml")
+    assert result.exit_code == 1 and "lists shard 'gone.tar', which the data set does not have" in result.output
 
 
 def test_crude_folders_and_folders_of_code(room: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from energon_lite.cli.main import all_commands, main
-from tests.testing import command, output_of
+from tests.testing import command, output_of, text_dataset
 
 
 @pytest.mark.parametrize("arguments", [("-h",), ("--help",), ()])
@@ -27,6 +28,14 @@ def test_version(option: str) -> None:
 def test_an_unknown_command() -> None:
     code, output = command("perpare")
     assert code == 2 and "did you mean 'prepare'?" in output
+
+
+def test_colours_unless_they_are_unwanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["info", str(text_dataset(tmp_path / "few", 2)), "--samples", "100"]
+    for unwanted in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", unwanted)
+        warning = CliRunner().invoke(main, arguments, color=True).stderr
+        assert "Warning: few" in warning and ("\x1b" in warning) == (not unwanted)
 
 
 def test_every_command_explains_itself_with_one_spelling_for_one_thing() -> None:

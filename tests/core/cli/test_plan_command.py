@@ -47,7 +47,8 @@ def test_strategies_side_by_side(lengths: Path) -> None:
     assert re.fullmatch(r"concat_split: \d+ samples split", errors.strip())
     lines, _ = plan(lengths, "--capacity", 1000, "-s", "fixed", "-s", "bfd", "--json")
     found = json.loads("\n".join(lines))
-    assert (found["samples"], found["tokens"]) == (1000, 50_500) and "fill" in found["plans"][0]
+    assert (found["samples"], found["tokens"]) == (1000, 50_500)
+    assert (found["plans"][0]["micro-batches"], round(found["plans"][0]["fill"], 4)) == (100, 0.505)
     assert [one["strategy"] for one in found["plans"]] == ["fixed", "bfd"]
 
 

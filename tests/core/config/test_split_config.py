@@ -111,6 +111,8 @@ def test_split_json_stands_in(room: Path) -> None:
     config = load_split_config(meta / "split.yaml")
     assert config.shards("train") == ("é0.tar", "é1.tar")
     assert config.origin == str(meta / "split.json")
+    with pytest.raises(ConfigError, match="list of splits is missing"):
+        load_split_config(meta / "other.yaml")
 
 
 # -- subsets

@@ -20,7 +20,7 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import AugmentTaskEncoder, attributes, code_digests
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
-from tests.testing import examples, told_of
+from tests.testing import examples, told_of, train_loader
 
 Hook = Callable[..., Any]
 
@@ -70,6 +70,16 @@ def test_other_ways_to_take_it_are_fine() -> None:
     check_hooks(_with(encode_sample=lambda self, anything, more=1: 0, batch=lambda *given: 0))
     check_hooks(_with(encode_sample=staticmethod(lambda sample: 0), empty_batch=lambda self, a, b: 0))
     check_hooks(_with(encode_sample=stateless(restore_seeds=False)(lambda self, sample, **more: 0)))
+
+
+def test_a_hook_may_be_set_on_an_instance(leaf_of: Callable[..., Path]) -> None:
+    encoder: Any = TaskEncoder()
+    encoder.encode_sample = lambda sample: {"__key__": sample.__key__}
+    encoder.batch_group_criterion = None
+    with train_loader(leaf_of(5), batch_size=2, task_encoder=encoder) as loader:
+        assert next(iter(loader)).keys() == {"__key__"}
+    encoder.encode_sample = lambda: 0
+    assert "TaskEncoder.encode_sample is called with (sample)" in _refused(encoder)
 
 
 @pytest.mark.parametrize("hook", ["sample_length", "sample_costs"])

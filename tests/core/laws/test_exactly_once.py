@@ -104,6 +104,7 @@ def test_more_ranks_than_samples(leaf_of: Any) -> None:
     with pytest.raises(EmptyDatasetError, match="3 samples for 4 data-parallel ranks") as caught:
         val_loader(leaf_of(3, "a"), batch_size=2, world_size=4)
     assert "a-3[val]" in str(caught.value) and "at most 3" in str(caught.value)
+    assert "in training, repeat=True" in str(caught.value)
 
 
 def test_a_pass_over_a_blend_has_no_end(write_blend: Callable[..., Any]) -> None:

@@ -189,7 +189,10 @@ def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) 
         more: Any = {"task_encoder": kind(), "lanes": 12}
         loader, again = (train_loader(leaf_of(50), **arguments_of(size, 6, 16), **more) for size in (2, 3))
         delivered = sum(len(pack) for batch in take(loader, steps) for pack in batch["packs"])
-        state, report = rebase_state(loader.save_state_rank() or {}, loader.dataset, again.dataset, give_up=True)
+        before = loader.save_state_rank() or {}
+        later = [end[1] for row in before["cursors"] for end in row[3:] if end[0] < 0]
+        assert bool(later) == (steps == 40) and max(later, default=-1) < 0  # begin with carried samples
+        state, report = rebase_state(before, loader.dataset, again.dataset, give_up=True)
         assert delivered + report.given_up >= report.first == -(-report.first // 16) * 16
         assert report.given_up <= report.first - delivered + 12 * 4 * 6  # ends that count for both sizes of batches
         assert all(len(batch["packs"]) == 3 for batch in take(again.with_restored_state_rank(state), 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -214,9 +216,10 @@ def test_a_pass_that_ends(rank: int, leaf_of: Callable[..., Path]) -> None:
     loader = val_loader(leaf_of(14), batch_size=2, rank=rank, world_size=3)
     assert said(loader) == [False, False, True]
     assert said(loader) == [False, False, True]
-    skipping = get_savable_loader(loader.dataset, skip_steps=[2])
+    skipping = get_savable_loader(loader.dataset, skip_steps=np.array([2]))
     assert said(skipping) == [False, True]
     take(loader, 1)
+    assert json.loads(json.dumps(loader.state_at(np.int64(2 * 9 + 3)))) == loader.state_dict()
     loader.restore_state_rank(loader.state_dict())
     assert said(loader) == [False, True]
 

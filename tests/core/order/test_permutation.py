@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from energon_lite.order import permutation
 from energon_lite.order.hashing import hash_ints, hash_text, mix64, mix64_array
-from energon_lite.order.permutation import permute, permute_array, unpermute, unpermute_array
+from energon_lite.order.permutation import (
+    permute,
+    permute_array,
+    rounds_for,
+    rounds_of_each,
+    unpermute,
+    unpermute_array,
+)
 
 keys = st.integers(0, 2**64 - 1)
 sizes = st.one_of(st.integers(1, 200), st.integers(1, 200_000), st.integers(1, 2**62))
@@ -168,6 +175,8 @@ def test_golden() -> None:
         65536: "2bfb47cd5cf46a93",
         1000000000000: "014915a863f4b0ff",
     }
+    sizes = [1, 1024, 1025, 65_535, 65_536, 10**12]
+    assert rounds_of_each(np.array(sizes)).tolist() == [*map(rounds_for, sizes)] == [0, 0, 12, 12, 6, 6]
 
 
 def _digest(order: np.ndarray) -> str:

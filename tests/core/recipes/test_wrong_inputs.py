@@ -114,6 +114,9 @@ PACKING: dict[str, Any] = {"packing_buffer_size": 4}
 WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "batch size 0": (lambda path: _call(path, batch_size=0), ["batch_size is 0"]),
     "batch size as text": (lambda path: _call(path, batch_size="4"), ["batch_size is '4'"]),
+    "half a sample": (lambda path: _call(path, batch_size=1.5), ["batch_size is 1.5", "give an integer"]),
+    "rank as text": (lambda path: WorkerConfig(rank=0, world_size="2"), ["world_size is '2'"]),  # type: ignore[arg-type]
+    "seed of 65 bits": (lambda path: WorkerConfig(0, 1, seed_offset=1 << 64), ["seed_offset is 1844", "64 bits"]),
     "loop without a loader": (lambda path: [*_call(path)], ["get_loader(dataset)"]),
     "packing without hooks": (
         lambda path: _call(path, packing_buffer_size=5),
@@ -125,6 +128,8 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["chunk_size=5 has no effect", "planned"],
     ),
     "lanes of planned batches": (lambda path: _call(path, chunks=Chunks(lanes=4)), ["lanes=4 has no effect"]),
+    "chunks as a number": (lambda path: _call(path, chunks=5), ["chunks is 5", "give a Chunks(...)"]),
+    "no place": (lambda path: _call(path, worker_config=None), ["worker_config is None", "give a WorkerConfig(...)"]),
     "no lanes": (lambda path: _call(path, chunks=Chunks(lanes=0)), ["lanes is 0"]),
     "an unknown remainder": (
         lambda path: _call(path, chunks=Chunks(remainder="kepe")),

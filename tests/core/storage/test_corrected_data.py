@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
-from energon_lite.extras.remote import range_cache
+from energon_lite.extras.remote import read_ahead as reading_ahead
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
 from tests.tables_by_hand import write_mds, write_megatron
@@ -102,7 +102,7 @@ def test_one_process_reads_what_is_there_now(
             prepare(path)
         for read_ahead in read_aheads(tmp_path):
             assert texts(path, read_ahead) == {"first", word}, read_ahead
-        range_cache._shared.clear()  # as in another process
+        reading_ahead._shared.clear()  # as in another process
         assert texts(path, read_aheads(tmp_path)[-1]) == {"first", word}
 
 

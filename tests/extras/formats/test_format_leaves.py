@@ -29,7 +29,7 @@ from energon_lite import (
 from energon_lite.errors import ConfigError
 from energon_lite.storage.read import source as sources
 from tests.tables_by_hand import png, write_megatron
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, alone, refusal_of, take
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
@@ -70,6 +70,15 @@ def batches(path: Any, function: Any = get_val_dataset, workers: int = 0, **opti
 def of_train(**split: Any) -> dict[str, Any]:
     """A metadataset with this split."""
     return {"splits": {"train": split}}
+
+
+def test_commands_that_need_tars_say_so(photos: Path) -> None:
+    file = photos / "train-00000-of-00002.parquet"
+    assert "of this format has no place for what is measured" in refusal_of(
+        "measure", file, "--length-field", "caption"
+    )
+    ratio = ("--non-interactive", "--split-ratio", "1,0,0")
+    assert "this is a file, and no folder" in refusal_of("prepare", file, *ratio)
 
 
 def test_crude_samples_have_columns_by_name(photos: Path) -> None:

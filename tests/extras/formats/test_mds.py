@@ -125,7 +125,7 @@ def test_encodings() -> None:
     assert {encoding: fixed_size(encoding) for encoding in sizes} == sizes
     for array in (np.arange(256, dtype="u2"), np.zeros(1 << 16, "u1"), np.zeros((1, 2, 3), "f4")):
         data = ndarray_bytes(array)
-        assert data is not None
+        assert data is not None and ndarray_bytes(array.astype(array.dtype.newbyteorder(">"))) == data
         check("ndarray", data, array)
     assert ndarray_bytes(np.zeros(0)) is ndarray_bytes(np.array(3)) is ndarray_bytes(np.array([True])) is None
     assert ndarray_bytes(np.zeros((1,) * 63)) is not ndarray_bytes(np.zeros((1,) * 64)) is None

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import EnergonLiteError
-from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite import EnergonLiteError, get_train_dataset
+from energon_lite.errors import DataIndexError, MissingShardError, NotPreparedError, ShardChangedError, ShardFormatError
 from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
 from tests.tables_by_hand import write_megatron
-from tests.testing import examples
+from tests.testing import ALONE, examples
 
 DOCUMENTS: list[list[list[int]]] = [[[1, 2, 3]], [[4], [5, 6], []], [], [[7, 8, 9, 10]], []]
 
@@ -74,6 +74,8 @@ def test_files_that_are_gone_or_replaced(tmp_path: Path) -> None:
     with pytest.raises(MissingShardError) as error:
         MegatronSource(str(path))
     assert str(error.value.where).endswith("m.bin")
+    with pytest.raises(NotPreparedError, match="a folder, not prepared"):  # the folder of the other one
+        get_train_dataset(tmp_path, worker_config=ALONE)
 
 
 def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("accelerate")
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.lightning import EnergonDataModule
@@ -57,7 +59,14 @@ class Module(LightningModule):
         self.validated += numbers_of(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches  # as schedules do; Lightning takes the loader for it
         return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+class Late(SingleDeviceStrategy):
+    """Restores checkpoints when the optimizers are there, as FSDP does."""
+
+    restore_checkpoint_after_setup = True
 
 
 def train(
@@ -71,12 +80,13 @@ def train(
     every: int = 1,
     fail_at: int | None = None,
     val: bool = False,
+    late: bool = False,
     **given: Any,
 ) -> tuple[int, int, int, list[int]]:
     """A run; what it saw is in ``tag-RANK``."""
     module = Module(folder / tag, fail_at)
     saves = ModelCheckpoint(folder / "saved", filename="{step}", every_n_train_steps=every, save_top_k=-1)
-    given |= QUIET | {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    given |= QUIET | {"devices": devices, "strategy": Late("cpu") if late else "ddp" if devices > 1 else "auto"}
     trainer = Trainer(callbacks=[saves, OnExceptionCheckpoint(folder)], default_root_dir=folder, **given)
     module_of_data = EnergonDataModule(
         lambda config: train_data(leaf, config, **(data or {})),
@@ -84,7 +94,8 @@ def train(
         num_workers=0,
     )
     trainer.fit(module, module_of_data, ckpt_path=resume)
-    read = module_of_data._loaders[0].loader.stats()["batches"]
+    trainer.save_checkpoint(folder / "saved" / "after.ckpt")
+    read = module_of_data.train_dataloader().loader.stats()["batches"]
     return trainer.global_step, trainer.current_epoch, read, module.validated
 
 
@@ -95,17 +106,18 @@ def test_killed_on_two_devices_and_resumed_on_three(tmp_path: Path, leaf_of: Lea
     killed = partial(train, leaf, tmp_path, "killed", devices=2, max_steps=10_000, every=5)
     run_processes(2, killed, tmp_path, kill_when=reached(tmp_path, "killed-0", 12))
     saved = str(tmp_path / "saved" / "step=10.ckpt")
-    found = run_processes(3, partial(train, leaf, tmp_path, "again", devices=3, max_steps=20, resume=saved), tmp_path)
-    assert [(step, read) for step, _, read, _ in found] == [(20, 10)] * 3  # nothing was read to be skipped
+    given: dict[str, Any] = {"max_steps": 18, "max_epochs": 1000, "resume": saved}
+    found = run_processes(3, partial(train, leaf, tmp_path, "again", devices=3, **given), tmp_path)
+    assert [(step, read) for step, _, read, _ in found] == [(18, 8)] * 3  # nothing was read to be skipped
     seen = micro_batches(tmp_path, "killed", before=10) + micro_batches(tmp_path, "again")
-    assert len(seen) == 20 + 30 and seen == expected(leaf, 50)
+    assert len(seen) == 20 + 24 and seen == expected(leaf, 44)
     # 20 micro-batches are one epoch of 14 and 6 of the next one, which three devices count as two of five batches.
-    assert {epoch for _, epoch, *_ in found} == {1 + -(-(2 + 10) // 5)}
+    assert {epoch for _, epoch, *_ in found} == {1 + (2 + 8) // 5}
 
 
 @pytest.mark.nightly
 def test_packed_data_goes_on_on_other_devices(tmp_path: Path, leaf_of: Leaf) -> None:
-    """Nobody knows how many batches there are, so Lightning takes one ahead, and each device has lanes of its own."""
+    """Nobody knows how many batches there are, and each device has lanes of its own."""
     leaf, data = leaf_of(SAMPLES, "hf"), {"packed": True}
     run_processes(2, partial(train, leaf, tmp_path, "first", devices=2, max_steps=7, data=data), tmp_path)
     saved = str(tmp_path / "saved" / "step=5.ckpt")
@@ -127,20 +139,30 @@ def test_a_pass_that_ends_comes_to_its_end_on_other_devices(step: int, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "packed, repeat, step",
-    [(False, True, 5), (False, True, 13), (False, False, 13), (False, False, 20), (True, True, 4)],
+    "packed, repeat, step, late",
+    [
+        (False, True, 5, True),
+        (False, True, 13, False),
+        (False, False, 13, False),
+        (False, False, 20, False),
+        (True, True, 4, True),
+    ],
 )
 def test_any_checkpoint_goes_on_behind_its_batch(
-    packed: bool, repeat: bool, step: int, tmp_path: Path, leaf_of: Leaf
+    packed: bool, repeat: bool, step: int, late: bool, tmp_path: Path, leaf_of: Leaf
 ) -> None:
-    """Also at the end of an epoch, where Lightning by itself leaves the loader's state alone."""
-    leaf, data = leaf_of(SAMPLES, "hf"), {"packed": packed, "repeat": repeat}
+    """Also at the end of an epoch, where Lightning by itself leaves the loader's state alone, and after the fit."""
+    leaf, given = leaf_of(SAMPLES, "hf"), {"data": {"packed": packed, "repeat": repeat}, "late": late}
     length = {"max_steps": 16} if packed else {"max_epochs": 3}
-    train(leaf, tmp_path, "first", data=data, **length)
+    train(leaf, tmp_path, "first", **given, **length)
     first = micro_batches(tmp_path, "first")
-    assert first == expected(leaf, 16 if packed else 39, **data)
-    train(leaf, tmp_path, "again", data=data, resume=str(tmp_path / "saved" / f"step={step}.ckpt"), **length)
+    assert first == expected(leaf, 16 if packed else 39, **given["data"])
+    saved = tmp_path / "saved"
+    after = shutil.copy(saved / "after.ckpt", tmp_path)
+    train(leaf, tmp_path, "again", resume=str(saved / f"step={step}.ckpt"), **given, **length)
     assert micro_batches(tmp_path, "again") == first[step:]
+    train(leaf, tmp_path, "more", resume=after, **given, max_steps=len(first) + 2)
+    assert micro_batches(tmp_path, "more") == expected(leaf, len(first) + 2, **given["data"])[-2:]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -172,8 +194,11 @@ def test_several_validations(tmp_path: Path, leaf_of: Leaf) -> None:
         {name: lambda config, count=count: val_data(leaf_of(count, "hf"), config) for name, count in several.items()},
         num_workers=0,
     )
-    Trainer(**QUIET, enable_checkpointing=False).validate(module, data)
-    assert module.validated == [*range(5), *range(3)]
+    trainer = Trainer(**QUIET, enable_checkpointing=False)
+    for _ in range(2):
+        trainer.validate(module, data)
+    assert module.validated == [*range(5), *range(3)] * 2
+    assert len(data._loaders) == 2  # those of the first time, and their workers, are gone
 
 
 def test_a_data_module_needs_a_trainer(leaf_of: Leaf) -> None:

@@ -127,8 +127,8 @@ def test_states_are_looked_for_where_megatron_puts_them(tmp_path: Path, leaf_of:
         SimpleNamespace(step=2, consumed_train_samples=8),  # Bridge's word for it
         SimpleNamespace(iteration=1, consumed_train_samples=8),  # no file: the count
     ):
-        found = data_iterators(data, micro_batch_size=2, progress=run, states=tmp_path)[0]
-        assert keys(found, 3) == following
+        found = data_iterators([data, None, data], micro_batch_size=2, progress=run, states=tmp_path)[0]
+        assert keys(found[0], 3) == keys(found[2], 3) == following and found[1] is None
 
     wrong = SimpleNamespace(iteration=2, consumed_train_samples=10)
     with pytest.raises(StateMismatchError, match="the saved loader is at micro-batch 4, but the run is at 5"):

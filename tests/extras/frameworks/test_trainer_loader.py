@@ -15,10 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_val_dataset
+from energon_lite import WorkerConfig, get_processing_dataset, get_val_dataset
 from energon_lite.errors import TopologyError
+from energon_lite.extras.energon import GcDataset
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
-from tests.extras.frameworks.framework_runs import expected, numbers_of, train_data, val_data
+from tests.extras.frameworks.framework_runs import Numbers, expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
 Pair, Named = make_dataclass("Pair", ["left", "right"]), namedtuple("Named", "value")
@@ -57,6 +58,17 @@ def test_a_limit_counts_as_the_end(leaf_of: Callable[..., Path]) -> None:
     assert (len(list(loader)), loader.samples, loader.remainder) == (2, 8, 0)
 
 
+def test_validation_begins_anew_also_inside_of_wrappers(leaf_of: Callable[..., Path]) -> None:
+    leaf = leaf_of(26, "hf")
+    processing = get_processing_dataset(leaf, batch_size=4, worker_config=ALONE, task_encoder=Numbers())
+    validation = val_data(leaf, ALONE)
+    cases = {validation: True, GcDataset(validation): True, processing: False, train_data(leaf, ALONE): False}
+    for data, begins_anew in cases.items():
+        loader = TrainerLoader(data, rank=0, world_size=1)
+        first, second = ([numbers_of(batch) for batch in take(loader, 2)] for _ in range(2))
+        assert (first == second) == loader.starts_over == begins_anew
+
+
 def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> None:
     """Five of thirteen batches were seen by one rank; eight are left for three."""
     leaf, passes = leaf_of(26, "hf"), partial(train_data, repeat=False)
@@ -68,6 +80,7 @@ def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> 
     assert {rank.remainder for rank in ranks} == {4}
     seen = [numbers_of(batch) for step in zip(*ranks, strict=True) for batch in step]
     assert seen[:8] == expected(leaf, 13, repeat=False)[5:] and len(seen) == 9
+    assert {rank.remainder for rank in ranks} == {2}  # of the pass that follows
 
 
 @settings(max_examples=examples(40))

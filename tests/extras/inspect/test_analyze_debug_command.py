@@ -64,8 +64,7 @@ class TestCommand:
     def test_skipped_steps_and_single_files(self, traces: Path) -> None:
         picture = traces / "seen.png"
         code, output = analyze(sorted(traces.glob("*.jsonl"))[0], "--heatmap-path", picture, "--skip", 6)
-        assert code == 0
-        assert output.startswith("Analyzing 1 logs\nFound 4 unique sample keys, 10 steps, 1 rank; seen 4 times\n")
+        assert code == 0 and "Analyzing 1 log\nFound 4 unique sample keys, 10 steps, 1 rank; seen 4 times" in output
 
     def test_debug_files_of_energon(self, tmp_path: Path) -> None:
         lines = [
@@ -83,7 +82,7 @@ class TestCommand:
         for arguments, message in [
             ([tmp_path / "empty"], "there are no files *.jsonl"),
             ([tmp_path / "none"], "does not exist"),
-            ([traces, "--skip", 100], "there is no batch"),
+            ([traces, "--skip", 100], "give a smaller --skip"),
             ([traces, "--heatmap-path", tmp_path / "a.nothing"], "ends with .png"),
         ]:
             code, output = analyze(*arguments)

@@ -8,6 +8,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import yaml
 
 from energon_lite import Cooker, DefaultTaskEncoder, SkipSample, cooker
 from energon_lite.errors import WorkerError
@@ -76,6 +77,11 @@ class TestSamples:
         assert code == 1
         for words in ("s0.tar: 000050.jpg: decode: ", "7 broken samples; 7 problems: ", "exclude: [s0.tar/000050]"):
             assert words in output
+
+    def test_the_exclusion_is_yaml(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, {"s.tar": [("a, [b]: #", {"txt": b""}), ("c", {"txt": b"c"})]}, dataset_yaml=CRUDE_YAML)
+        _, output = energon_lite("lint", tmp_path, "--no-progress")
+        assert yaml.safe_load(output.splitlines()[-1]) == {"exclude": ["s.tar/a, [b]: #"]}
 
     def test_what_is_excluded_is_not_examined(self, broken: Broken) -> None:
         path, truth = broken

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite import ReadAhead, Reading, TaskEncoder, get_train_dataset, stateless
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tune_command import LoaderSpeed, _slope, available_memory, memory_of
+from energon_lite.extras.inspect.tune_command import LoaderSpeed, _report, _slope, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
 from tests.testing import alone, command, examples, invoke, output_of
 
@@ -274,6 +274,18 @@ def test_time_is_kept() -> None:
     machine = Machine(cores=64)
     found = found_on(machine, workers=256, seconds=11)
     assert machine.now <= 12 and found.left_out and found.best is not None and found.best.samples > 0
+
+
+def test_the_report() -> None:
+    alone, two = Speed(Setting(0), 100.0, 25.0, GIB), Speed(Setting(2), 180.0, 45.0, 2 * GIB)
+    for limit, said in (("hooks", ["The loader is then limited by hooks."]), ("trainer", []), (None, [])):
+        best = replace(two, limit=limit and {"limit": limit})
+        lines = _report(Tuning([alone, best], best=best), Bounds(4, batches=90.0)).splitlines()
+        assert lines[-2 - len(said)].endswith("180.0 samples/s, 1.8 times as fast as without workers; 2.00 GiB")
+        assert lines[-1 - len(said) :] == [
+            "That is 50 % of what the training could take: the loader will be the limit.",
+            *said,
+        ]
 
 
 def test_looks_that_differ_are_told() -> None:

@@ -161,7 +161,7 @@ def test_metadata_as_text() -> None:
 
 def test_on_the_command_line(folder: Path) -> None:
     code, said = command("prepare-media", folder, "--media-metadata-by-extension", "--tmp-path", folder)
-    assert code == 0 and "Stored the metadata of 2 media; 2 are damaged" in said and "cut.mkv: " in said
+    assert code == 0 and "2 media; damaged, and without metadata: 2." in said and "cut.mkv: " in said
     assert MediaTable(str(folder)).get("b.WAV") is not None
     for name, options, words in (
         ("prepare-media", [], "no rule that finds media is given"),

@@ -23,7 +23,7 @@ from energon_lite.errors import DatasetError, ShardChangedError, UsageError
 from energon_lite.extras.remote import checked_bucket
 from energon_lite.extras.remote.checked_bucket import CheckedBucket
 from energon_lite.extras.remote.checked_folder import CheckedFolder
-from energon_lite.extras.remote.range_cache import RangeCache
+from energon_lite.extras.remote.read_ahead import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
 from tests.accidents import damaged
@@ -158,6 +158,17 @@ def test_what_is_prefetched_is_fetched_once(wanted: ShardRange) -> None:
     cache.load(ranges)
     assert [bytes(cache.get(one)) for one in ranges] == [right(one) for one in ranges]
     assert sorted(set(store.asked)) == list(range(0, 9000, 1000))
+
+
+def test_what_was_prefetched_for_a_loop_that_was_left_takes_no_room(wanted: ShardRange) -> None:
+    store = Counting()
+    cache = RangeCache(ReadAhead(memory_bytes=8000, hedge=False), store)
+    for first in range(0, 9000, 2000):
+        ranges = [wanted._replace(offset=offset, size=1000) for offset in (first, first + 1000)]
+        cache.prefetch(ranges)
+        cache._fetches.wait([*cache._coming.values()])
+        assert len(store.asked) == first // 1000 + 2
+        cache.load(ranges[:1])
 
 
 def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:

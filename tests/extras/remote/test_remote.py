@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import energon_lite as lib
 from energon_lite.documents.paths import is_url
@@ -23,7 +25,7 @@ from energon_lite.errors import (
     ShardChangedError,
 )
 from energon_lite.extras.remote import remote_index, store_tries
-from energon_lite.extras.remote.remote_files import list_files, read_range, tried
+from energon_lite.extras.remote.remote_files import file_system, list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.prepare import prepare_dataset
@@ -212,6 +214,24 @@ def test_chained_urls_are_refused(uploaded: None, url: str) -> None:
     for work in (WebdatasetSource.open, local_meta, list_files, lambda url: read_range(url, 0, 1)):
         with pytest.raises(DatasetError, match=r"chained URLs are not read[\s\S]*fix"):
             work(url)
+
+
+def test_each_server_has_its_own_file_system(clients: None) -> None:
+    """As those of SFTP, HDFS and Azure, whose objects are made for one server."""
+
+    class OfServer(MemoryFileSystem):
+        server: str
+
+        def __init__(self, server: str):
+            super().__init__()
+            self.server = server
+
+        @staticmethod
+        def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+            return {"server": path.split("/")[2]}
+
+    fsspec.register_implementation("ofserver", OfServer, clobber=True)
+    assert [file_system(f"ofserver://{name}/x")[0].server for name in ("a", "b", "a")] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])

@@ -12,7 +12,7 @@ import pytest
 
 import energon_lite as lib
 from energon_lite.errors import ShardChangedError
-from energon_lite.extras.remote import file_versions, range_cache, remote_files
+from energon_lite.extras.remote import file_versions, read_ahead, remote_files
 from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.prepare import prepare_dataset
@@ -133,7 +133,7 @@ def test_the_cache_folder_has_no_ranges_of_an_earlier_object(
     for _ in range(2):
         with loader_of(url, 0, folder=str(tmp_path / "ranges")) as loader:
             found.append([text for batch in loader for text in batch.text])
-        range_cache._shared.clear()  # as in another process
+        read_ahead._shared.clear()  # as in another process
         for shard in range(SHARDS):
             replace(make_tar, tmp_path, shard)
     assert [sum(text.startswith(word) for text in texts) for texts in found for word in ("old", "new")] == [

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore, checked_bucket
-from energon_lite.extras.remote.coming_uses import ComingUses
+from energon_lite.extras.remote.sample_store import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.accidents import damaged
@@ -135,6 +135,8 @@ def test_a_full_folder_keeps_what_comes_next(
     assert made(store)
     kept = files_in(tmp_path / "store")
     assert len(kept) > 3 and size_of(kept) <= 4000
+    for stray in (f".{kept[0].name}.1.2.3.tmp", ".nfs0001"):  # of a writer that was killed, of a machine that reads
+        kept[0].with_name(stray).touch()
     assert made(store) < 80 and size_of(files_in(tmp_path / "store")) <= 4000
     assert caplog.text.count("is full; what is needed last is made each time") == 2  # once a loader
     # Samples of other hooks, which nobody uses any more, give way.

@@ -22,10 +22,9 @@ from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_train_da
 from energon_lite.batching.digests import AddressList
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
-from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers, handshake
+from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers, protocol
 from energon_lite.extras.remote_workers.described import host_and_port, secret_in
-from energon_lite.extras.remote_workers.frames import BEAT, FrameError, frame, frames
-from energon_lite.extras.remote_workers.handshake import RefusedError, greet, join
+from energon_lite.extras.remote_workers.protocol import BEAT, FrameError, RefusedError, frame, frames, greet, join
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.extras.remote_workers.server import jobs_in
 from energon_lite.extras.remote_workers.tcp_workers import answers_in
@@ -76,7 +75,7 @@ def _honest_handshake(secret: bytes | None = None) -> tuple[bytes, bytes]:
     """What an honest trainer and an honest worker send, as long as their random bytes are zeros."""
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handshake, "os", SimpleNamespace(urandom=bytes))
+        patch.setattr(protocol, "os", SimpleNamespace(urandom=bytes))
         trainer, worker, card = Recorded(ours), Recorded(theirs), {"data": {}, "max_bytes": 1 << 20}
         greeting = Thread(target=greet, args=(worker, secret, lambda _: None, {"workers": 1}, 60.0))
         greeting.start()
@@ -125,7 +124,7 @@ def test_fuzzed_handshakes_of_peers_that_know_the_secret(
     secret: bytes | None, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changed behind the proof, too, whose random bytes are known here. Whatever it is, it ends."""
-    monkeypatch.setattr(handshake, "os", SimpleNamespace(urandom=bytes))
+    monkeypatch.setattr(protocol, "os", SimpleNamespace(urandom=bytes))
     draw, honest, cards = random.Random(seed), _honest_handshake(secret), list[Any]()
     for number in range(count):
         here, there = socket.socketpair()

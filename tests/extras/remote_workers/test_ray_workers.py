@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from energon_lite import SavableDataset, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.extras.remote_workers import RayWorkers, ray_workers, tcp_workers
-from energon_lite.extras.remote_workers.handshake import RefusedError, join
+from energon_lite.extras.remote_workers.protocol import RefusedError, join
 from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.tcp_workers import TcpHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle

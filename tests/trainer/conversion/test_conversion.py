@@ -264,6 +264,7 @@ def test_commands(tmp_path: Path, save_model: SaveModel) -> None:
         (["native-to-hf", native, theirs], "not empty"),
         (["hf-to-native", theirs, native], "there are checkpoints already"),
         (["to-file", native, tmp_path / "one.safetensors"], "a file already"),
+        (["hf-to-native", theirs, "s4://bucket/run"], "cannot open it here: Protocol not known: s4"),
     ):
         status, output = command("convert-weights", *words)
         assert status == 1 and said in output

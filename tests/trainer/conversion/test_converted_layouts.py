@@ -27,7 +27,7 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.conversion.export import native_to_file, native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.tensor_names import native_name
+from energon_lite.trainer.conversion.huggingface_folder import native_name
 from energon_lite.trainer.models.config import model_config_of
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 from energon_lite.trainer.training.language_model import load_starting_weights

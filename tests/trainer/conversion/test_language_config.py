@@ -21,8 +21,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer import LlamaModel, ModelConfig, RopeScaling, build_mesh, model_preset
 from energon_lite.trainer.conversion.export import exported_part
+from energon_lite.trainer.conversion.huggingface_folder import huggingface_name
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
-from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import model_changes
 from energon_lite.trainer.models.sequence import scaled_frequencies
 from tests.testing import examples

@@ -26,7 +26,7 @@ from energon_lite.trainer import (
 from energon_lite.trainer.conversion import image_config
 from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.tensor_names import native_name
+from energon_lite.trainer.conversion.huggingface_folder import native_name
 from energon_lite.trainer.models.config import model_config_of
 from tests.testing import output_of
 from tests.trainer.conversion.small_models import (

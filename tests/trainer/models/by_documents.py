@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 
 from energon_lite.trainer import register_attention
-from energon_lite.trainer.models import attention_functions
-from energon_lite.trainer.models.registry import Run
+from energon_lite.trainer.models import named_layers
+from energon_lite.trainer.models.named_layers import Run
 
 
 def one_by_one(
@@ -42,9 +42,9 @@ def one_by_one(
 
 
 def by_documents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    with mock.patch.object(attention_functions, "_varlen_attn", lambda: one_by_one):
-        return attention_functions.varlen(q, k, v, run)
+    with mock.patch.object(named_layers, "_varlen_attn", lambda: one_by_one):
+        return named_layers.varlen(q, k, v, run)
 
 
 BY_DOCUMENTS = "by_documents"
-register_attention(BY_DOCUMENTS, by_documents, attention_functions.packed_bounds, windows=True)
+register_attention(BY_DOCUMENTS, by_documents, named_layers.packed_bounds, windows=True)

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.trainer.models import attention_functions
-from energon_lite.trainer.models.attention_functions import (
+from energon_lite.trainer.models import named_layers
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import document_lengths
+from energon_lite.trainer.models.named_layers import (
+    Run,
     choose_attention,
     dense_mask,
     packed_bounds,
@@ -18,9 +21,6 @@ from energon_lite.trainer.models.attention_functions import (
     varlen,
     window_mask,
 )
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.interface import document_lengths
-from energon_lite.trainer.models.registry import Run
 from energon_lite.trainer.models.sequence import lengths_of_rows
 from tests.testing import examples
 from tests.trainer.models.by_documents import one_by_one
@@ -31,8 +31,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 @settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_one_kernel_sees_what_a_mask_shows(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
-    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: one_by_one)
-    monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(named_layers, "_varlen_attn", lambda: one_by_one)
+    monkeypatch.setattr(named_layers, "has_varlen_kernel", lambda device, dtype: True)
     rows, length, start = (data.draw(st.integers(low, high)) for low, high in ((1, 3), (1, 9), (0, 5)))
     numbers = st.lists(st.integers(0, 2), min_size=start + length, max_size=start + length)
     documents = torch.tensor([data.draw(numbers) for _ in range(rows)]).cumsum(1)
@@ -71,11 +71,11 @@ def test_one_kernel_sees_what_a_mask_shows(monkeypatch: pytest.MonkeyPatch, data
 def test_auto_is_the_best_of_a_device(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, device: torch.device, kernel: Any, chosen: str
 ) -> None:
-    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
+    monkeypatch.setattr(named_layers, "_varlen_attn", lambda: kernel)
     assert choose_attention(ModelConfig(attention=name, dtype=dtype), device).function.__name__ == chosen
 
 
 def test_torch_has_the_kernel_that_is_meant() -> None:
     if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
         pytest.skip("an older torch")
-    assert attention_functions._varlen_attn() is not None
+    assert named_layers._varlen_attn() is not None

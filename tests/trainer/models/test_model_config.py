@@ -18,7 +18,7 @@ from energon_lite.trainer import (
     initialize_parameters,
     model_preset,
 )
-from energon_lite.trainer.conversion.tensor_names import model_shapes
+from energon_lite.trainer.conversion.huggingface_folder import model_shapes
 from energon_lite.trainer.models.config import model_changes
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of

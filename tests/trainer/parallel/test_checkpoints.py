@@ -19,6 +19,8 @@ from energon_lite.trainer.checkpointing.checkpoint import (
     read_state,
 )
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from tests.testing import nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.late_collectives import watched_collectives
@@ -132,18 +134,21 @@ def test_copies_of_a_save_are_waited_for_together_and_go_where_those_before_were
     assert copies > 100 and waits == 0 and is_same
 
 
-def test_a_model_of_another_shape_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_a_model_of_another_shape_is_refused_and_another_optimizer(run_ranks: RunRanks, tmp_path: Path) -> None:
     def save_and_load(rank: int) -> list[str]:
-        path = Part(Layout(tp=2)).save(tmp_path, 1)
+        part = Part(Layout(tp=2))
+        path = part.save(tmp_path, 1)
+        part.optimizer.close()
+        part.optimizer = OverlappedDistributedOptimizer(part.model, part.mesh, OptimizerConfig(algorithm="sgd"))
         messages = []
-        shapes: list[dict[str, Any]] = [{"ffn_size": 32}, {"num_layers": 5}]
-        for shape in shapes:
+        for other in (Part(Layout(tp=2), ffn_size=32), Part(Layout(tp=2), num_layers=5), part):
             with pytest.raises(StateMismatchError) as caught:
-                Part(Layout(tp=2), **shape).load(path)
+                other.load(path)
             messages.append(str(caught.value))
         return messages
 
-    for wider, deeper in run_ranks(2, save_and_load):
+    for wider, deeper, moments in run_ranks(2, save_and_load):
+        assert ".momentum_buffer" in moments and "optimizer.algorithm" in moments and "train.init_from" in moments
         assert "has shape [24, 32] for model.layers.0.mlp.gate_proj.weight" in wider
         assert "has nothing for model.layers.4." in deeper
 

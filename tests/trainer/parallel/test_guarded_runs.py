@@ -163,6 +163,7 @@ def test_what_is_read_is_looked_at_too(runs: SmallRuns, how: str) -> None:
     init = str(runs.folder / "other/checkpoints") if how == "init_from" else None
     for text in runs.errors(NonFiniteError, 2, init_from=init):
         assert "step-00000001" in text and "use another" in text and "skip_steps" not in text
+        assert f"after step {int(how == 'resumed')}" in text
 
 
 def spoil_mask(trainer: Trainer, number: int, value: float) -> None:

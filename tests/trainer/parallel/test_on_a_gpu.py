@@ -19,7 +19,10 @@ from energon_lite.trainer import (
     Trainer,
     build_mesh,
 )
-from energon_lite.trainer.models.attention_functions import (
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.interface import document_lengths
+from energon_lite.trainer.models.named_layers import (
+    Run,
     choose_attention,
     dense_mask,
     has_varlen_kernel,
@@ -27,9 +30,6 @@ from energon_lite.trainer.models.attention_functions import (
     sdpa,
     varlen,
 )
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.interface import document_lengths
-from energon_lite.trainer.models.registry import Run
 from energon_lite.trainer.models.sequence import lengths_of_rows
 from energon_lite.trainer.training.step import LaunchedStep, launch_step
 from tests.trainer.parallel.small_runs import SmallRuns, send, train

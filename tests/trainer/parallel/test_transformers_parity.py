@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from energon_lite.trainer.conversion.huggingface_folder import huggingface_name
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from tests.testing import nightly_but

@@ -136,11 +136,13 @@ def test_closing_raises_what_came_of_the_last_save(runs: SmallRuns) -> None:
 #: Children end with a checkpoint under way: seconds that writing takes, and the most that are waited for it.
 SCRIPT = """
 import os, sys
-from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
+from contextlib import suppress
+from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, StateError
 from tests.trainer.parallel.test_unfinished_saves import STATE, Layout, Part, slow_writing
 
 folder = sys.argv[1]
-for name, seconds, timeout in (("done", 0.5, 100.0), ("given up", 10_000.0, 0.5), ("no folder", 0.0, 100.0)):
+late = 10_000.0, 0.5
+for name, seconds, timeout in (("done", 0.5, 100.0), ("given up", *late), ("closed", *late), ("no folder", 0.0, 100.0)):
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, name
         continue
@@ -149,6 +151,9 @@ for name, seconds, timeout in (("done", 0.5, 100.0), ("given up", 10_000.0, 0.5)
     part = Part(Layout())
     saver = CheckpointSaver(f"{folder}/{name}", part.mesh, timeout=timeout)
     saver.save(1, part.model, part.optimizer, STATE)
+    if name == "closed":
+        with suppress(StateError):
+            saver.close()
     sys.exit()
 """
 
@@ -160,8 +165,8 @@ def test_a_process_that_forgets_to_finish_ends_and_tells_what_was_lost(tmp_path:
     assert done.returncode == 0, done.stderr
     assert CheckpointFiles(tmp_path / "done").names() == ["step-00000001"]
     assert CheckpointFiles(tmp_path / "given up").names() == []
-    said = {name: (tmp_path / f"{name}.log").read_text() for name in ("done", "given up", "no folder")}
-    assert said["done"] == "" and "was not finished within" in said["given up"], said
+    said = {name: (tmp_path / f"{name}.log").read_text() for name in ("done", "given up", "closed", "no folder")}
+    assert said["done"] == said["closed"] == "" and "was not finished within" in said["given up"], said
     assert "the checkpoint of step 1 could not be written" in said["no folder"], said
 
 

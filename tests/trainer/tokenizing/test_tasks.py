@@ -50,11 +50,11 @@ def test_every_line_of_jsonl_is_a_record_of_one_block(
 
 def test_lines_that_are_no_records_say_why(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
-    path.write_bytes(b'{"a": 1}\n[1]\n{"a": \n\n"x"\n')
+    path.write_bytes(b'{"a": 1}\n[1]\n{"a": \n\n"x"\n' + b"[" * 100_000)
     found = _all([path], 10)
-    assert [record.number for record in found] == [1, 2, 3, 5]
+    assert [record.number for record in found] == [1, 2, 3, 5, 6]
     problems = [record.problem.split(":")[0] for record in found]
-    assert problems == ["", "not an object but a list", "not JSON", "not an object but a str"]
+    assert problems == ["", "not an object but a list", "not JSON", "not an object but a str", "not JSON"]
 
 
 def test_text_files_are_records_or_their_lines_are(tmp_path: Path) -> None:
@@ -173,6 +173,9 @@ def test_an_example_that_is_too_long(tokenizer: HuggingFaceTokenizer, too_long: 
         ({"m": [{"content": "q"}]}, Task(messages="m"), "not a list of messages"),
         ({"m": [{"role": "user", "content": "q"}]}, Task(messages="m"), "no token of it counts in the loss"),
         ({"m": [{"role": "user"}]}, Task(messages="m"), "the chat template fails"),
+        # Half of an emoji, as JSON of a text that was cut has it.
+        ({"prompt": "a\ud83d", "response": "b"}, Task(), "surrogates not allowed"),
+        ({"m": [{"role": "assistant", "content": "\ud83d"}]}, Task(messages="m"), "surrogates not allowed"),
     ],
 )
 def test_a_record_that_does_not_fit_is_named_and_harms_no_other(

@@ -26,7 +26,7 @@ from energon_lite.trainer import (
     build_mesh,
     evaluate,
 )
-from energon_lite.trainer.models import attention_functions
+from energon_lite.trainer.models import named_layers
 from energon_lite.trainer.models.interface import on_device
 from energon_lite.trainer.optimizer import overlapped_optimizer
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard
@@ -123,8 +123,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[MultimodalBatch]]] =
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Masks, or one kernel for all documents."""
     if request.param == "kernel":
-        monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: lambda q, k, v, *_, **how: q * v.sum())
-        monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+        monkeypatch.setattr(named_layers, "_varlen_attn", lambda: lambda q, k, v, *_, **how: q * v.sum())
+        monkeypatch.setattr(named_layers, "has_varlen_kernel", lambda device, dtype: True)
     return str(request.param)
 
 

@@ -26,7 +26,7 @@ from energon_lite.trainer import (
     train_step,
     vocab_parallel_cross_entropy,
 )
-from energon_lite.trainer.models import attention_functions
+from energon_lite.trainer.models import named_layers
 from energon_lite.trainer.models.interface import document_lengths
 from energon_lite.trainer.models.llama import rotate
 from energon_lite.trainer.models.sequence import rotation_table
@@ -83,8 +83,8 @@ def test_the_mask_of_a_sliding_window_is_made_once_and_a_kernel_needs_none(monke
         return sum("tril" in name or "triu" in name for name, _ in operations.found)
 
     assert masks(11) > 0 and masks(11) == 0
-    monkeypatch.setattr(attention_functions, "_varlen_attn", lambda: kernel)
-    monkeypatch.setattr(attention_functions, "has_varlen_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(named_layers, "_varlen_attn", lambda: kernel)
+    monkeypatch.setattr(named_layers, "has_varlen_kernel", lambda device, dtype: True)
     assert masks(13) == 0 and seen == [(2, 0)] * MODEL.num_layers
 
 

@@ -87,10 +87,9 @@ NAMES: dict[str, Name] = {
     **_same(
         f"{_ROOM}.factories.kinds",
         """EnergonDatasetType WebdatasetMeta get_dataset_type ShardInfo WebdatasetInfo WebdatasetSplits
-        check_dataset_info_present get_dataset_info get_info_shard_files""",
+        check_dataset_info_present get_dataset_info get_info_shard_files IJsonlIndexReader IJsonlIndexWriter""",
     ),
     **_same(f"{_ROOM}.factories.webdataset", "WebdatasetPreparator"),
-    **_same(f"{_ROOM}.compat.jsonl_offsets", "IJsonlIndexReader IJsonlIndexWriter"),
     **_same(f"{_ROOM}.epath", "DEFAULT_PROFILE_NAME"),
     **_same("energon_lite.errors", "SampleException FatalSampleError EmptyDatasetError FieldAccessError"),
     **_same("energon_lite.storage.stores", "FileStoreWrapper"),

@@ -1,4 +1,5 @@
-"""Kind of the data set at a path, the shards of its splits, contents of unprepared files, entries of metadatasets."""
+"""Stored data as Energon's functions see it: kind of a data set, shards of its splits, contents of files, offsets of
+lines; and entries of metadatasets."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ import tarfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import TracebackType
 from typing import Any
+
+import numpy as np
+from typing_extensions import Self
 
 from energon_lite.config.dataset import load_split_config
 from energon_lite.config.metadataset import is_metadataset
@@ -16,6 +21,9 @@ from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, META_FOLDER, is_jsonl, read_info
 from energon_lite.storage.tar_scan import split_member_name
+
+#: Suffix of the file with the offsets of the lines of a JSONL file.
+_SUFFIX = ".jsonl.idx"
 
 
 class EnergonDatasetType(Enum):
@@ -184,6 +192,77 @@ def iter_jsonl_contents(path: str | os.PathLike[str]) -> Iterator[dict[str, byte
     except FileNotFoundError as error:
         where = os.fspath(EPath(path))
         raise NotPreparedError("there is no such JSONL file", where=where, fix="check the path") from error
+
+
+class IJsonlIndexReader:
+    """Reader of the offsets of the lines of a JSONL file, and the file's size after them, which users' tools call.
+
+    Example:
+        >>> IJsonlIndexReader.count_samples("chats.jsonl")
+        30
+    """
+
+    def __init__(self, jsonl_path: EPath | str):
+        self._offsets = np.frombuffer(EPath(jsonl_path).with_suffix(_SUFFIX).read_bytes(), "<u8")
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"the index has {len(self)} offsets, so none has number {index}")
+        return int(self._offsets[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._offsets.tolist())
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: the offsets are in memory."""
+
+    @staticmethod
+    def count_samples(jsonl_path: EPath | str) -> int:
+        """Return the number of samples."""
+        return EPath(jsonl_path).with_suffix(_SUFFIX).size() // 8 - 1
+
+    @staticmethod
+    def size(jsonl_path: EPath | str) -> int:
+        """Return the size in bytes that the file had when it was indexed."""
+        return IJsonlIndexReader(jsonl_path)._offsets[-1].item()
+
+
+class IJsonlIndexWriter:
+    """Writer of the index: append the offset of each sample, then the size of the file.
+
+    Example:
+        >>> with IJsonlIndexWriter(EPath("chats.jsonl")) as index:
+        ...     index.append(0)
+        ...     index.append(58)
+    """
+
+    def __init__(self, jsonl_path: EPath):
+        self._index = jsonl_path.with_suffix(_SUFFIX)
+        self._offsets = bytearray()
+
+    def append(self, offset: int) -> None:
+        """Append an offset."""
+        self._offsets += offset.to_bytes(8, "little")
+
+    def close(self, finalize: bool = True) -> None:
+        """Write the index at once; without `finalize`, leave the earlier one."""
+        if finalize:
+            self._index.write_bytes(bytes(self._offsets))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close(finalize=kind is None)
 
 
 class MetadatasetNode(dict[str, Any]):

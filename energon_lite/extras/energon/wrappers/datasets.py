@@ -189,7 +189,7 @@ class BlendDataset(WrapperDataset):
     """
 
     def __init__(self, *dataset_weights: tuple[SavableDataset, float], worker_config: WorkerConfig | None = None):
-        shares = [weight for _, weight in dataset_weights]
+        shares = [weight.item() if hasattr(weight, "item") else weight for _, weight in dataset_weights]
         super().__init__(
             [dataset for dataset, _ in dataset_weights],
             worker_config=worker_config,

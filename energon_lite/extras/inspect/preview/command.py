@@ -257,7 +257,7 @@ def _words(value: Any) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return tensor_words(value)
     if isinstance(value, (bytes, bytearray)):
-        return f"{len(value):,} bytes {bytes(value[:16])!r}" + ("..." if len(value) > 16 else "")
+        return f"{counted(len(value), 'byte')} {bytes(value[:16])!r}" + ("..." if len(value) > 16 else "")
     if hasattr(value, "getbands"):
         return f"image {value.size[0]}x{value.size[1]} {value.mode}"
     return short_text(repr(value), _LONGEST_TEXT)

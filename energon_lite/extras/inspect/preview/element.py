@@ -78,10 +78,10 @@ def table(
     return tag(selector, caption, tag("thead", tag("tr", cells)), tag("tbody", rows), **attributes)
 
 
-def pairs_list(selector: str, pairs: Iterable[tuple[Child, Child]]) -> Markup:
+def pairs_list(pairs: Iterable[tuple[Child, Child]]) -> Markup:
     """Make a list of names and values, without those that are None."""
     rows = (tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None)
-    return tag(selector, rows)
+    return tag("dl.fields.run", rows)
 
 
 def raw(text: str) -> Markup:

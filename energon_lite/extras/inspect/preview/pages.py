@@ -125,7 +125,7 @@ def run_facts(run: ShownRun) -> Markup:
     ]
     if options.state is not None:
         pairs.append(("State", f"micro-batch {int(options.state.get('position', 0)):,} over all ranks comes next"))
-    return pairs_list("dl.fields.run", pairs)
+    return pairs_list(pairs)
 
 
 def overview_main(view: View, first: str | None) -> list[Child]:
@@ -210,7 +210,7 @@ def leaf_main(view: View, leaf: int, first: int) -> list[Child]:
     ]
     return [
         tag("h1", tag("bdi", view.run.leaf_name(leaf))),
-        pairs_list("dl.fields.run", facts),
+        pairs_list(facts),
         tag("h2", f"Samples {first:,} to {stop - 1:,} of {total:,}"),
         [sample_card(view, view.makers.sample(leaf, n, 0), amount=Amount(600, 200, 4)) for n in range(first, stop)],
     ]

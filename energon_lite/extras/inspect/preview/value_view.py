@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from energon_lite.errors import counted
 from energon_lite.extras.inspect.preview.element import Child, Markup, tag
 from energon_lite.extras.inspect.preview.media import (
     fields_of,
@@ -319,7 +320,7 @@ def _pretty(text: str) -> str:
 
 def _bytes_words(data: bytes, size: int | None = None) -> Markup:
     size = len(data) if size is None else size
-    return tag("code", f"{size:,} bytes: {data[:32].hex(' ')}" + (" …" if size > 32 else ""))
+    return tag("code", f"{counted(size, 'byte')}: {data[:32].hex(' ')}" + (" …" if size > 32 else ""))
 
 
 def tensor_words(value: Any) -> str:
@@ -358,4 +359,4 @@ def _size(size: int) -> str:
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
             return f"{size / (1 << power):,.1f} {unit}"
-    return f"{size:,} bytes"
+    return counted(size, "byte")

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 
 import energon_lite
 from energon_lite import ReadAhead, TaskEncoder, TextSample
-from energon_lite.extras.remote import range_cache
+from energon_lite.extras.remote import read_ahead
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -78,6 +78,19 @@ def test_one_that_is_broken_has_no_other_decoded_twice(leaf_of: Any, encoder: Ta
     _decode_by(loader, decode)
     assert len(next(iter(loader))) == 8
     assert len(seen) == 8  # the sample loader makes the one that was broken
+
+
+@pytest.mark.parametrize("sees_samples", [False, True])
+def test_an_observer_of_samples_is_told_of_each(leaf_of: Any, sees_samples: bool) -> None:
+    steps: list[tuple[str, str, str]] = []
+    observer = SimpleNamespace(
+        sees_samples=sees_samples, times_samples=False, begin=steps.clear, step=lambda *of: steps.append(of), end=len
+    )
+    loader = _loader(leaf_of(50), None)
+    loader._workers._request.runner.services.observers = (observer,)
+    (batch,) = take(loader, 1)
+    told = {key for stage, _, key in steps if stage == "decode"}
+    assert told == (set(batch.__key__) if sees_samples else set())
 
 
 def _calls(loader: Any) -> Counter[str]:
@@ -192,6 +205,6 @@ def test_requests_of_a_chunk_are_made_at_the_same_time(
                 now -= 1
 
     monkeypatch.setattr(ShardStore, "read", watched)
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
     assert keys(leaf_of(200), 12, read_ahead=ReadAhead(requests=5)) == expected
     assert most == 5

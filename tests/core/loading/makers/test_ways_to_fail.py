@@ -360,6 +360,16 @@ def test_of_a_defect_of_the_library_all_frames_stay(leaf_of: Any, monkeypatch: p
     assert len(_own_frames(_shown(caught.value))) > 1
 
 
+def test_of_a_defect_in_a_default_hook_all_frames_stay() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile("def guarded(hook): return hook('x')", f"{hook_errors._LIBRARY}hooks/made_up.py", "exec"), scope)
+    for hook, is_users in ((int, False), (lambda text: int(text), True)):
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            scope["guarded"](hook)
+        hook_errors.hide_own_frames(caught.value)
+        assert bool(_own_frames(_shown(caught.value))) != is_users
+
+
 def test_an_error_with_causes_keeps_the_users_frames_of_each() -> None:
     def raises() -> None:
         try:

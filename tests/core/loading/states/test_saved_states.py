@@ -157,6 +157,7 @@ def test_ranks_at_other_steps_are_grouped_and_named() -> None:
         "    rank 1: pass 0, micro-batch 9",
         "    rank 3: pass 1, micro-batch 8",
     ]
+    assert "or give as many ranks each its own state" in str(error.value.fix), "jobs of which samples were lost"
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.extras.energon.compat.jsonl_offsets import IJsonlIndexReader, IJsonlIndexWriter
 from energon_lite.extras.energon.epath import EPath
+from energon_lite.extras.energon.factories.kinds import IJsonlIndexReader, IJsonlIndexWriter
 from tests.testing import ALONE, alone, invoke, output_of, take
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,7 +181,8 @@ def test_states_of_many_wrappers_are_short(b: Path) -> None:
 
 
 def test_samples_of_a_mixed_item(a: Path, b: Path) -> None:
-    mixed = MapDataset(BlendDataset((train(a), 1), (train(b), 2)), sorted)
+    mixed = MapDataset(BlendDataset((train(a), np.float32(1)), (train(b), np.int64(2))), sorted)
+    assert "weights=[1.0, 2]" in str(mixed)
     sources = get_savable_loader(mixed).samples_at(4)
     assert {sample.dataset for sample in sources} <= {str(a), str(b)} and len(sources) == 2
     assert mixed.runner().results((1, 3, 0)) == (["b-3"], [])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from energon_lite.extras.inspect.bottleneck import LoaderSetup, Stretch, bottleneck
-from energon_lite.loading.executors.executor import WorkSum
+from energon_lite.extras.inspect.bottleneck import Bottleneck, LoaderSetup, Stretch, bottleneck
+from energon_lite.loading.executors.executor import WorkSeconds, WorkSum
+from energon_lite.loading.makers.observers import Times
 from tests import staged_limits
 from tests.staged_limits import CASES, Case, run, staged_loader
 
@@ -75,12 +77,18 @@ def test_what_to_turn(setup: LoaderSetup, given: Stretch, limit: str, advice: st
     assert found is not None and found["limit"] == limit and advice in str(found["advice"]), found
 
 
-def test_a_run_is_judged_by_its_last_minute(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.extras.inspect.bottleneck._WINDOW", 0.05)
-    slow, quick = (next(one for one in CASES if one.limit == limit) for limit in ("hooks", "trainer"))
-    with staged_loader(slow, texts) as loader:
-        assert run(slow, loader)["bottleneck"]["limit"] == "hooks"
-        monkeypatch.setattr(staged_limits, "SLOW", 0.0)
-        limits = (run(quick._replace(step=step), loader, 20)["bottleneck"]["limit"] for step in (0.03, 0.03, 0.3))
-        assert "trainer" in limits, loader.stats()
-        assert loader.stats()["wait_seconds"] > 0.2  # which would be much, of all of it
+def test_a_run_is_judged_by_its_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_lite.extras.inspect.bottleneck.setup_of", lambda observed: LoaderSetup(0, cores=8))
+    work, waited = WorkSeconds(), 50.0  # for the first batch, which opens files
+    observer: Any = Bottleneck(None, SimpleNamespace(work=work))  # type: ignore[arg-type]
+    found = []
+    for number in range(1, 151):  # a batch a second; the later half is waited for little
+        observer.on_batch(SimpleNamespace(delivered=1000.0 + number, batches=number, wait_seconds=waited))
+        found.append(observer.stats())
+        if number < 50:  # later, no job is timed
+            work.add(Times(1.0, [("hooks", "texts", 1.0)], 1.0))
+        work.busy += 1.0
+        waited += 1.0 if number < 75 else 0.25
+    assert found[4] is None, "four batches since the first one"
+    assert found[5]["limit"] == "hooks" and found[5]["waited"] == 1.0
+    assert found[-1]["waited"] == 0.25 and found[-1]["shares"]["hooks"] == 1.0

@@ -112,7 +112,7 @@ class TestText:
             "  empty (<class 'torch.Tensor'>): float32 [0×3]",
             "  flags (<class 'numpy.ndarray'>): bool [2×2], False to False",
             "  many: (list of 9)",
-            *(f"    {number}: 1 bytes b'1'" for number in range(8)),
+            *(f"    {number}: 1 byte b'1'" for number in range(8)),
             "    ... and 1 more",
         ]
         assert "1,002 characters" in self.lines(sample)[-1]

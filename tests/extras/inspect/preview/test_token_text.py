@@ -117,7 +117,7 @@ def test_parts_are_shown_up_to_the_limits() -> None:
     for name, part, said in (
         ("a.json", b'{"k":1}', '7 bytes{\n  "k": 1\n}'), ("a.txt", b'{"k":1}', '7 bytes{"k":1}'),
         ("b.txt", b"\xffa", "2 bytes\ufffda"), ("c.bin", b"\xffa", "2 bytes2 bytes: ff 61"), ("d", b"", "0 bytesempty"),
-        ("a.pkl", b"a", "1 bytesDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
+        ("a.pkl", b"a", "1 byteDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
         ("b.pkl", bytes(16 << 20), "16.0 MiBDecodeError: part 'b.pkl' is a pickle, which can run code; it is not read"),
         ("c.pkl", b"\xff" * ((16 << 20) + 1), f"16.0 MiB16,777,217 bytes:{' ff' * 32} …"),
         ("e.bin", ("a" + "é" * 5000).encode(), f"9.8 KiBa{'é' * 19} … 2,048 characters"),

@@ -1,21 +1,24 @@
-"""Read-ahead: the same bytes with fewer requests, whatever is kept and wherever."""
+"""Read-ahead: the same bytes with fewer requests, whatever is kept; ranks of one machine fetch each byte once."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ShardChangedError, UsageError
-from energon_lite.extras.remote import checked_folder, range_cache, run_reader
-from energon_lite.extras.remote.range_cache import RangeCache
-from energon_lite.extras.remote.run_reader import RunReader
+from energon_lite.extras.remote import checked_folder, read_ahead
+from energon_lite.extras.remote.read_ahead import RangeCache, RunReader
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
@@ -23,6 +26,7 @@ from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from tests.extras.remote.stored_files import files_in, parts_of, size_of
+from tests.servers import Ranges
 from tests.testing import examples
 
 
@@ -37,7 +41,7 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     """What the store is asked for by this test: shard, start, size."""
     made: list[tuple[str, int, int]] = []
     read = ShardStore.read
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
 
     def counting(self: ShardStore, path: str, identity: object, offset: int, size: int) -> bytes:
         if path.startswith(str(tmp_path)):
@@ -101,7 +105,7 @@ def test_the_same_bytes(
     source.read_ahead = source.runs = None
     plain = [SampleReader(source).sample(index) for index in range(10)]
     place = None if folder is None else str(tmp_path / f"cache-{folder}")
-    old, run_reader._LARGEST = run_reader._LARGEST, largest
+    old, read_ahead._LARGEST = read_ahead._LARGEST, largest
     try:
         source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
         reader = SampleReader(source)
@@ -114,9 +118,9 @@ def test_the_same_bytes(
                 assert columns.parts["txt"] == [plain[index].parts["txt"] for index in job]
             assert [reader.sample(index) for index in job] == [plain[index] for index in job]
     finally:
-        run_reader._LARGEST = old
+        read_ahead._LARGEST = old
         source.read_ahead = None
-        range_cache._shared.clear()
+        read_ahead._shared.clear()
 
 
 def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +132,7 @@ def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, m
         return read(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ShardStore, "read", waiting)
-    monkeypatch.setattr(range_cache, "_shared", {})
+    monkeypatch.setattr(read_ahead, "_shared", {})
     source.read_ahead = ReadAhead(requests=3, hedge=False)
     reader = SampleReader(source)
     fetch_samples((reader, index) for index in (0, 5, 9))  # hangs if they came one after the other
@@ -198,7 +202,7 @@ def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
 
 
 def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource, ten: Path) -> None:
-    range_cache._shared.clear()
+    read_ahead._shared.clear()
     read_in_runs([source], ReadAhead(), run=4, window=8)
     again = pickle.loads(pickle.dumps(source))
     assert again.runs == Runs(4) and parts_of(again, [9]) == parts_of(source, [9])
@@ -209,3 +213,88 @@ def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource
     assert SampleReader(source).sample(5).parts["cls"] == b"5"
     with pytest.raises(ShardChangedError, match=r"a\.tar"):
         SampleReader(source).sample(0)
+
+
+# -- ranks that share what they read -----------------------------------------------------------------------------------
+
+
+SAMPLES = 96
+
+
+class Counted(Ranges):
+    """Names versions, as object stores do, and counts how often each byte of a shard is asked for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, *arguments: Any, counts: dict[str, np.ndarray], lock: threading.Lock, **options: Any):
+        self.counts, self.lock = counts, lock
+        super().__init__(*arguments, **options)
+
+    def end_headers(self) -> None:
+        self.send_header("ETag", '"first"')
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        wanted, name = self.asked.match(self.headers.get("Range", "")), self.path.rsplit("/", 1)[-1]
+        if wanted is not None and name in self.counts:
+            with self.lock:
+                self.counts[name][int(wanted[1]) : int(wanted[2]) + 1] += 1
+        super().do_GET()
+
+
+Served = tuple[str, dict[str, np.ndarray]]
+
+
+@pytest.fixture
+def served(serve: Callable[..., str], make_tar: Any, tmp_path: Path) -> Served:
+    """URL of a data set of four shards, and how often each of their bytes has been asked for."""
+    for shard in range(4):
+        numbers = range(shard * SAMPLES // 4, (shard + 1) * SAMPLES // 4)
+        make_tar(f"data/{shard}.tar", [(f"{number:04d}.txt", b"%04d" % number * 500) for number in numbers])
+    prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
+    counts = {path.name: np.zeros(path.stat().st_size, int) for path in (tmp_path / "data").glob("*.tar")}
+    return f"{serve(Counted, counts=counts, lock=threading.Lock())}/data", counts
+
+
+def _rank(url: str, rank: int, world: int, folder: str | None, tell: Callable[[list[str]], None], start: Any) -> None:
+    start.wait()
+    dataset = get_train_dataset(
+        url,
+        worker_config=WorkerConfig(rank, world),
+        batch_size=2,
+        shuffle_buffer_size=24,
+        max_samples_per_sequence=12,
+        reading=Reading(read_ahead=ReadAhead(folder=folder, hedge=False)),
+    )
+    start.wait()
+    start.wait()
+    with get_savable_loader(dataset) as loader:
+        batches = [batch.__key__ for _, batch in zip(range(SAMPLES // 2 // world), loader, strict=False)]
+    tell([key for keys in batches for key in keys])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "shares"), [(2, True), (4, True), (2, False)])
+def test_each_byte_is_fetched_once(served: Served, tmp_path: Path, world: int, shares: bool) -> None:
+    url, counts = served
+    folder = str(tmp_path / "ranges") if shares else None
+    processes = multiprocessing.get_context("fork")
+    keys, start = processes.Queue(), processes.Barrier(world + 1, timeout=120)
+    ranks = [processes.Process(target=_rank, args=(url, rank, world, folder, keys.put, start)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    start.wait()  # all are forked before the server's threads have anything to do
+    start.wait()
+    for count in counts.values():  # of what each rank looks at to know the data
+        count[:] = 0
+    start.wait()
+    read = [key for _ in ranks for key in keys.get(timeout=120)]
+    for process in ranks:
+        process.join()
+    assert len(read) == len({*read}) == SAMPLES
+    # Each rank compares the first block of each shard with the one that was prepared.
+    asked = np.concatenate([counts[name][1024:-1024] for name in sorted(counts)])
+    if shares:
+        assert asked.max() == 1
+    else:
+        assert asked.mean() > 1.5
