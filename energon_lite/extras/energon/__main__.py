@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(source: str | bytes, name: str, file: str | None) -> None:
     """Run source as the main module, which remains in place until the process ends, for threads and children."""
     module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=__builtins__, __spec__=None)
+    module.__dict__["__builtins__"] = builtins  # exec() would put its dict there
     if file is not None:
         module.__file__ = file
     sys.modules["__main__"] = module

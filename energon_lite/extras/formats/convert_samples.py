@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -64,7 +65,7 @@ def read_samples(source: SingleSource, start: int, stop: int) -> Iterator[Sample
         DatasetError: a sample cannot be read.
     """
     reader = source if isinstance(source, OpenedSource) else SampleReader(source)
-    portion = max(1, min(_PORTION, int(_PORTION_BYTES / max(1.0, source.mean_bytes))))
+    portion = min(_PORTION, math.ceil(_PORTION_BYTES / max(1.0, source.mean_bytes)))
     lines = is_jsonl(source.path)
     for first in range(start, stop, portion):
         indices = range(first, min(stop, first + portion))

@@ -104,7 +104,7 @@ class EnergonTrainerMixin:
     _loaders: dict[int, AccelerateLoader] | None = None
     _taken: set[str] | None = None  # entries of a batch that the model's `forward` accepts
     _resumed: Path | None = None  # the checkpoint
-    _place: tuple[int, int] = (0, 0)  # finished epochs, and finished batches of the next one
+    _place: tuple[int, int]  # finished epochs, and finished batches of the next one
     _before: tuple[int, dict[str, Any]] | None = None  # a step, and the loader state before its batches
 
     def get_train_dataloader(self: Any) -> Any:

@@ -41,6 +41,8 @@ class AVData:
 INSTALL = "pip install 'energon-lite[av]'"
 #: Bytes of a WAV in which FFmpeg looks for compressed sound. Its default, 1 MB, takes a tenth of a second.
 _WAV_PROBE = "65536"
+#: Threads of a decoder that has its own, such as dav1d, whatever FFmpeg does.
+_THREADS = 1
 
 
 def has_pyav() -> bool:
@@ -70,7 +72,7 @@ def open_container(stream: Any) -> av.container.InputContainer:
     for media_stream in container.streams:
         if media_stream.codec_context is not None:
             media_stream.codec_context.thread_type = "NONE"
-            media_stream.codec_context.thread_count = 1
+            media_stream.codec_context.thread_count = _THREADS
     return container
 
 

@@ -104,7 +104,7 @@ class TrainerListener:
         self._tls = None if tls is None else tls.context(server=True)
         self._max_bytes = max_bytes
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self._listener = socket.create_server((host, port), family=family)
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
 
@@ -330,8 +330,7 @@ class _Connection(TrainerEnd):
         try:
             while True:
                 with self._changed:
-                    if not self._waiting:
-                        self._changed.wait(_BEAT)
+                    self._changed.wait_for(lambda: self._waiting, _BEAT)
                     own = self._waiting.popleft() if self._waiting else memoryview(b"".join(frame(BEAT)))
                 self._connection.send([own])
                 with self._changed:

@@ -24,7 +24,7 @@ from energon_lite.errors import (
     TrustError,
     UsageError,
 )
-from energon_lite.extras.energon import traverse_metadataset
+from energon_lite.extras.energon import load_dataset, traverse_metadataset
 from energon_lite.extras.energon.joins import SampleKeys, match_keys
 from energon_lite.storage.index import key_index
 from energon_lite.storage.index.columns import write_column
@@ -111,6 +111,12 @@ def test_what_has_no_match(room: Path) -> None:
     words = r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
     with pytest.raises(DatasetError, match=words):
         texts(join(room, nonmatch="error"))
+
+
+def test_a_join_has_a_factory(room: Path) -> None:
+    given: dict[str, Any] = {"training": False, "split_part": "train", "worker_config": ALONE, "trust_code": True}
+    (loaded,) = load_dataset(join(room)).get_datasets(**given).datasets
+    assert [sample.text for sample in get_loader(loaded.dataset.build())] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
 
 
 def test_splits_are_not_confused(room: Path) -> None:
@@ -232,6 +238,7 @@ def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.Mon
     assert texts(join(room))
     (table,) = Path(cache_folder(), "joins").glob("*.join")
     made = table.stat().st_mtime_ns
+    assert table.read_bytes()[12:16] == b"\1\0\0\0"  # its format
     assert texts(join(room, subset={"range": ["0%", "50%"]})) and table.stat().st_mtime_ns == made
     table.write_bytes(table.read_bytes()[:-3])
     assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"] and table.stat().st_mtime_ns != made

@@ -262,6 +262,14 @@ def test_several_ranks(tmp_path: Path, tars: Path, same: Any) -> None:
     assert same(*(with_types(samples(path)) for path in (tmp_path / "new", tars)))
 
 
+def test_groups_of_rows_end_by_the_bytes_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_writers, "_GROUP_BYTES", 100)
+    rows = [(f"{number}", {"image": {"bytes": bytes(60)}}) for number in range(5)]
+    file = io.BytesIO()
+    assert shard_writers.ParquetRows(rows, "").write(file, rows) == 5
+    assert [pq.ParquetFile(file).metadata.row_group(group).num_rows for group in range(3)] == [2, 2, 1]
+
+
 def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Callable[..., Path]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()

@@ -111,6 +111,7 @@ def test_finite_data_is_dealt_pass_by_pass(leaf_of: Callable[..., Path], opened:
     keys = opened_keys()
     passes = [[key for batch in keys.batches(3) for key in batch] for _ in range(2)]
     assert [sorted(key.address[1] for key in one) for one in passes] == [list(range(8))] * 2
+    assert keys.state_dict()["pass_number"] == 1
     for delivered in range(9):
         keys, again = opened_keys(), opened_keys()
         if delivered:

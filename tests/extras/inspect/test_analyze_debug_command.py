@@ -34,7 +34,8 @@ class TestHeatMap:
 
     def test_ranks_have_colours(self, tmp_path: Path) -> None:
         path = str(tmp_path / "a.png")
-        save_heat_map(path, [(rank, 0, rank) for rank in range(3)], samples=4, steps=4, colours=3, gain=1.0)
+        seen = [(rank, 0, rank) for rank in range(3)]
+        assert save_heat_map(path, seen, samples=4, steps=4, colours=3, gain=1.0) == (2, 0)
         assert len({tuple(pixel) for pixel in np.asarray(Image.open(path))[:, 0].tolist()}) == 3
 
 

@@ -17,7 +17,8 @@ from energon_lite import (
 )
 from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.audit import PlannedSteps
+from energon_lite.extras.inspect.appearances import SampleHistory
+from energon_lite.extras.inspect.audit import PlannedSteps, _history_lines
 from energon_lite.extras.inspect.audited_run import (
     RecordedStep,
     first_difference,
@@ -151,6 +152,16 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     assert code == 1 and "is unknown" in said and "--data" in said
     code, said = audit(saved, "--data", texts)
     assert code == 1 and "a state alone does not record steps" in said
+
+
+def test_appearances_before_a_rebase_are_told_apart() -> None:
+    history = SampleHistory("texts", 0, 3, "t003", times=5, left_out=0, before_rebase=2, appearances=(), coming=None)
+    assert list(_history_lines(history)) == [
+        "t003 (sample 3 of data set 0, texts): trained on 5 times",
+        "  2 of these before the blend was changed, in steps of that blend",
+        "  ... 3 more before these",
+        "  no later appearance is planned",
+    ]
 
 
 class Twice(TaskEncoder):

@@ -117,7 +117,8 @@ def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **kwarg
     config = WorkerConfig(rank=kwargs.pop("rank", 0), world_size=kwargs.pop("world", 1), num_workers=workers)
     encoder = {"slow": Slow, "clock": SlowByClock, "plain": TaskEncoder, "packs": Packs}[kind]()
     data = {"packing_buffer_size": 4} if kind == "packs" else {}
-    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config, **data)
+    size = kwargs.pop("batch_size", 4)
+    dataset = get_train_dataset(path, batch_size=size, task_encoder=encoder, worker_config=config, **data)
     return get_savable_loader(dataset, trace=trace, **kwargs)
 
 
@@ -265,6 +266,9 @@ def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
     later = next(f"a-{number}" for number in range(30) if f"a-{number}" not in keys)
     unseen = output_of("trace", file, "-k", later)
     assert unseen.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
+    with _loader(leaf_of(30), tmp_path / "single.jsonl", "packs", batch_size=None) as loader:
+        (pack,) = take(loader, 1)
+    assert _lines(tmp_path / "single.jsonl")[1]["keys"] == [pack["__key__"]]
 
 
 def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:

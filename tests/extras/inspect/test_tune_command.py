@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite import ReadAhead, Reading, TaskEncoder, get_train_dataset, stateless
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tune_command import LoaderSpeed, _report, available_memory, memory_of
+from energon_lite.extras.inspect.tune_command import LoaderSpeed, _report, _slope, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
 from tests.testing import alone, command, examples, invoke, output_of
 
@@ -111,6 +111,12 @@ def test_passes_that_end_are_begun_again_and_threads_that_cannot_are_told(leaf_o
     measure = speed_of(leaf_of(100), reading=Reading(read_ahead=ReadAhead()))
     found = measure(Setting(2, start_method="thread"))
     assert found.samples == 0 and "read_ahead" in found.error
+
+
+def test_a_pause_of_the_machine_does_not_count_where_batches_are_many() -> None:
+    times = [number / 10 + 5 * (number > 5) for number in range(15)]
+    assert _slope(times[:12], 1) == pytest.approx(10) == _slope(times, 5)
+    assert _slope(times[:11], 1) < 3 > _slope(times[:14], 5)
 
 
 def test_memory_of_a_process_and_its_children() -> None:

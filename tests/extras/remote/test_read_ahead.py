@@ -147,6 +147,8 @@ def test_memory_is_bounded(source: WebdatasetSource) -> None:
         cache.get(one)
         assert sum(data.nbytes for data in cache._kept.values()) == cache._bytes <= 2500
     assert len(cache._kept) == 2
+    tiny = RangeCache(ReadAhead(memory_bytes=1))
+    assert bytes(tiny.get(one)) == bytes(cache.get(one)) and [*tiny._kept] == [one]  # one stays, whatever its size
 
 
 def test_a_folder_is_shared_and_bounded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from energon_lite.errors import UsageError
 from energon_lite.extras import wire
 from energon_lite.extras.remote_workers import JobServer, RayWorkers, TcpWorkers, protocol
 from energon_lite.extras.remote_workers.described import host_and_port, secret_in
-from energon_lite.extras.remote_workers.protocol import FrameError, RefusedError, frame, frames, greet, join
+from energon_lite.extras.remote_workers.protocol import BEAT, FrameError, RefusedError, frame, frames, greet, join
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
 from energon_lite.extras.remote_workers.server import jobs_in
 from energon_lite.extras.remote_workers.tcp_workers import answers_in
@@ -215,6 +216,10 @@ def test_a_server_outlives_and_counts_frames_of_trainers(leaf_of: Any) -> None:
     card = run_card(runs.identity.to_plain(), runs.runner()) | {"max_bytes": AGREED, "trace": False}
     draw, honest, counted = random.Random(3), _honest_frame(), 0
     with serving(dataset) as served:
+        with socket.create_connection(("127.0.0.1", served.port)) as idle:
+            join(idle, None, card, 60.0)
+            time.sleep(0.5)
+            assert len(idle.recv(1 << 16)) < 100 * len(b"".join(frame(BEAT)))  # there are three
         for _ in range(24):
             sent = _hostile(draw, honest)
             counted += isinstance(_end_of(sent)[0], FrameError)

@@ -41,6 +41,7 @@ def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 
             found.append(digest(batch))
             time.sleep(step)
     assert found == expected_of(leaf, batches, **options)
+    assert 0 < pool._mean < 5 * mixed_pool._UNKNOWN
     return makers
 
 

@@ -276,6 +276,19 @@ class TestFiles:
         again = PackedList.from_iterable([4])
         assert not living & set(tmp_path.glob("*.pack")) and list(made) == [3] and list(again) == [4]
 
+    def test_a_file_that_another_process_takes_for_a_leftover(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        make, made = tempfile.mkstemp, list[tuple[int, str]]()
+
+        def taken_at_first(*arguments: str) -> tuple[int, str]:
+            made.append(make(*arguments))
+            if len(made) == 1:
+                os.unlink(made[0][1])
+            return made[-1]
+
+        monkeypatch.setattr(tempfile, "mkstemp", taken_at_first)
+        packed = PackedList.from_iterable([1])
+        assert list(packed) == [1] and packed.path == made[1][1] and made[0][0] == made[1][0]  # the first was closed
+
     def test_leftovers_beside_a_named_file(self, tmp_path: Path) -> None:
         if not (child := os.fork()):
             PackedList.from_iterable((os.kill(os.getpid(), 9) for _ in range(1)), tmp_path / "a.pack")

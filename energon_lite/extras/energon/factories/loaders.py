@@ -330,8 +330,7 @@ def _factory_of(
         **kwargs,
     }
     if spec.join is not None or source_opener(spec.path) is not None:
-        kwargs.pop("decoder", None)
-        return LeafFactory(spec, training=training, worker_config=worker_config, shuffle_over_epochs=epochs, **kwargs)
+        return LeafFactory(spec, trust_code=trust_code, **common)
     if is_jsonl(spec.path):
         made: BaseCoreDatasetFactory = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
     else:

@@ -135,7 +135,7 @@ def _warp_tensor(image: torch.Tensor, back: Matrix, size: Size, mode: str, fill:
     floats = pixels if pixels.is_floating_point() else pixels.float()
     grid = grid.to(floats).expand(len(floats), -1, -1, -1)
     if fill is not None and np.any(fill):
-        color = torch.as_tensor(fill).to(floats).reshape(-1, 1, 1)
+        color = torch.as_tensor(fill).to(floats)[..., None, None]
         # Zero outside stands for the fill color, so the color is subtracted before and added after.
         warped = color + torch.nn.functional.grid_sample(floats - color, grid, mode, align_corners=False)
     else:

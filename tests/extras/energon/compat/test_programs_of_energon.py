@@ -133,8 +133,8 @@ def test_modules_code_and_other_parts_of_megatron(tmp_path: Path) -> None:
     for how in (["-m", "tool"], ["tool.py"]):
         assert run([*OURS, *how, "-x", "1"], cwd=tmp_path) == expected
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "script.py").write_text("import sys\nprint(sys.path[0])\n")
-    assert run([*OURS, "elsewhere/script.py"], cwd=tmp_path) == f"{tmp_path / 'elsewhere'}\n"
+    (tmp_path / "elsewhere" / "script.py").write_text("import sys\nprint(sys.path[0], __builtins__.__name__)\n")
+    assert run([*OURS, "elsewhere/script.py"], cwd=tmp_path) == f"{tmp_path / 'elsewhere'} builtins\n"
 
 
 #: In one process: ways to call the command, what is absent and what to write instead, and the way back to Energon.

@@ -147,6 +147,7 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     path = leaf_of(5)
     factory = get_dataset_from_config(path, worker_config=ALONE, training=False, split_part="val")
     assert isinstance(factory, StandardWebdatasetFactory) and factory.__sample_type__ is TextSample
+    assert factory.split_config == "split.yaml"
     assert texts(factory.build()) == [f"a-{number}" for number in range(5)]
     with pytest.raises(UsageError, match="not CaptioningSample"):
         get_dataset_from_config(path, worker_config=ALONE, sample_type=energon_lite.CaptioningSample)

@@ -185,6 +185,7 @@ def test_samples_of_a_mixed_item(a: Path, b: Path) -> None:
     assert "weights=[1.0, 2]" in str(mixed)
     sources = get_savable_loader(mixed).samples_at(4)
     assert {sample.dataset for sample in sources} <= {str(a), str(b)} and len(sources) == 2
+    assert mixed.runner().results((1, 3, 0)) == (["b-3"], [])
 
 
 def test_workers_that_start_afresh_get_a_copy_and_threads_are_refused(a: Path, b: Path) -> None:

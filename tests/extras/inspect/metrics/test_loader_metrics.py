@@ -60,6 +60,7 @@ def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
     assert [line["step"] for line in kept.lines] == [5, 10]
     last = kept.lines[-1]
     assert last["loader/samples"] == 20 and last["loader/samples_per_second"] > 0
+    assert {"loader/queue_ready", "loader/queue_pending", "loader/queue_bytes_in_flight"} <= last.keys()
     assert sorted(value for name, value in last.items() if name.startswith("loader/bottleneck/")) == [0, 0, 0, 0, 1]
     assert sum(value for name, value in last.items() if name.startswith("loader/dataset_samples/")) == 20
     lines = [json.loads(line) for line in (tmp_path / "loader.jsonl").read_text().splitlines()]

@@ -40,6 +40,8 @@ class TestCommand:
         code, output = run(tmp_path / "x")
         assert code == 0 and "[val]" not in output
         assert ": DecodeError" in output and "text (<class 'str'>): 'fine'" in output
+        (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: x}, {path: x, split_part: val}]}}")
+        assert f"{tmp_path}/x [val]: empty, skipped" in run(tmp_path / "all.yaml")[1]
 
     def test_no_such_split(self, tmp_path: Path) -> None:
         code, output = run(text_dataset(tmp_path / "a", 5), "--split-parts", "trian")

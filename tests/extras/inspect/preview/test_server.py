@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.preview import site
@@ -212,6 +215,13 @@ class TestMedia:
         assert answer.body == png(1) and answer.headers["content-type"] == "image/png"
         assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
         assert ask(server, "media/sample/1/1/0/stored/=wav").body == sound()
+
+    def test_the_icon_has_four_squares(self, server: PreviewServer) -> None:
+        icon = np.asarray(Image.open(io.BytesIO(ask(server, "icon").body)))
+        squares = np.zeros((16, 16, 4), np.uint8)
+        squares[1:7, 1:7], squares[1:7, 9:15] = (31, 95, 168, 255), (191, 128, 70, 255)
+        squares[9:15, 1:7], squares[9:15, 9:15] = (70, 191, 128, 255), (160, 70, 191, 255)
+        assert np.array_equal(icon, squares)
 
     def test_tensors(self, server: PreviewServer) -> None:
         answer = ask(server, "media/sample/0/1/0/made/=0/=image")

@@ -113,6 +113,7 @@ class TestSteps:
         lost = len(site.finder.make(Place(0))[0].failures)
         assert lost >= 8 and f"{lost} lost on the way" in page and "a run ends here" not in page
         assert page.count("ValueError: once") == 2 and "8 samples" in page  # the reason, and its traceback
+        assert '<pre tabindex="0" aria-label="Traceback">' in page
 
 
 class TestChunks:

@@ -48,8 +48,8 @@ def test_labels_that_come_next_colour_the_token_that_is_learned() -> None:
 
 
 def test_labels_of_the_same_place_that_are_ignored_are_not_learned() -> None:
-    row = find_tokens({"input_ids": [5, 6, 7, 7], "labels": [-100, -100, 7, 7]})
-    assert row is not None and row.tokens.tolist() == [5, 6, 7, 7] and row.weights is not None
+    row = find_tokens({"input_ids": [5, 6, 0, 7], "labels": [-100, -100, 0, 7]})
+    assert row is not None and row.tokens.tolist() == [5, 6, 0, 7] and row.weights is not None
     assert row.weights.tolist() == [0, 0, 1, 1]
 
 
@@ -117,7 +117,9 @@ def test_parts_are_shown_up_to_the_limits() -> None:
     for name, part, said in (
         ("a.json", b'{"k":1}', '7 bytes{\n  "k": 1\n}'), ("a.txt", b'{"k":1}', '7 bytes{"k":1}'),
         ("b.txt", b"\xffa", "2 bytes\ufffda"), ("c.bin", b"\xffa", "2 bytes2 bytes: ff 61"), ("d", b"", "0 bytesempty"),
-        ("a.pkl", b"a", "1 bytesDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
+        ("a.pkl", b"a", "1 byteDecodeError: part 'a.pkl' is a pickle, which can run code; it is not read"),
+        ("b.pkl", bytes(16 << 20), "16.0 MiBDecodeError: part 'b.pkl' is a pickle, which can run code; it is not read"),
+        ("c.pkl", b"\xff" * ((16 << 20) + 1), f"16.0 MiB16,777,217 bytes:{' ff' * 32} …"),
         ("e.bin", ("a" + "é" * 5000).encode(), f"9.8 KiBa{'é' * 19} … 2,048 characters"),
         ("g.bin", b"a" * 4092 + b"\xffaaa" + b"a" * 100, f"4.1 KiB4,196 bytes:{' 61' * 32} …"),
         ("f.bin", b"\xffa" * 800, f"1.6 KiB1,600 bytes:{' ff 61' * 16} …"),
