@@ -18,6 +18,7 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import ProfileWindow
 from energon_lite.trainer import build_mesh, config_from_dict
 from energon_lite.trainer.training import process
+from energon_lite.trainer.training.config import changes
 from energon_lite.trainer.training.process import Requests, prepare_attention, prepare_process
 
 
@@ -131,3 +132,10 @@ def test_signals_are_told_until_they_are_answered_and_given_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
     with asked.listening():
         assert asked.agreed()[0] == ""
+
+
+def test_changes_of_what_decides_the_steps() -> None:
+    old = {"output": "a", "seed": 0, "train": {"save_every": 2, "steps": 9}}
+    new = {"output": "b", "seed": 1, "train": {"save_every": 3, "steps": 9}}
+    assert [*changes(old, new)] == ["seed was 0, is 1"]
+    assert [*changes(old, old | {"train": {"save_every": 2, "steps": 7}})] == ["train.steps was 9, is 7"]
