@@ -119,15 +119,20 @@ def owner_of(encoder: TaskEncoder, name: str) -> TaskEncoder:
 
 
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
-    """Function of a hook, from the class of the encoder or of the encoder that it wraps; or one set on the instance."""
+    """Function of a hook, from the class of the encoder or of the encoder that it wraps. A default yields to a function
+    set on the instance; a user's hook decides by itself what it is, also if a wrapper is set on the instance."""
     owner = owner_of(encoder, name)
-    return vars(owner).get(name) or getattr(type(owner), name, None)
+    function = getattr(type(owner), name, None)
+    return vars(owner).get(name) or function if function in _defaults(name) else function
 
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:
     """True if a hook is the user's own."""
-    own = hook_of(encoder, name)
-    return own not in (getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None))
+    return hook_of(encoder, name) not in _defaults(name)
+
+
+def _defaults(name: str) -> tuple[Any, Any]:
+    return getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None)
 
 
 def returns_its_argument(encoder: TaskEncoder, name: str) -> bool:
