@@ -41,10 +41,7 @@ _PARTS = "train,val,test"
 @click.argument("path", type=click.Path(path_type=str))
 @click.option("--split-parts", help="Splits to examine, with commas.  [default: all of a folder; train,val,test]")
 @click.option(
-    "--dataset-config",
-    default="dataset.yaml",
-    show_default=True,
-    help="For a folder: the file that defines its samples.",
+    "--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: the file of its samples."
 )
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
 @click.option("--task-encoder", metavar="MODULE:CLASS", help="Also run its cookers and hooks, up to encode_sample.")
