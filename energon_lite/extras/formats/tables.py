@@ -135,7 +135,7 @@ def open_source(path: str, split_part: str) -> TableSource:
     path = path.partition("://")[2] if path.startswith(("parquet://", "arrow://")) else path
     files = find_files(path, EXTENSIONS, split_part)
     with ThreadPoolExecutor(_TOGETHER) as pool:
-        return TableSource(list((pool.map if len(files) > 1 else map)(_table, files)))
+        return TableSource(list(pool.map(_table, files)))
 
 
 def _table(path: str) -> ParquetTable | ArrowTable:
