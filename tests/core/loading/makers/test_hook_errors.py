@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from energon_lite import BestFit, Capacity, Cooker, SkipSample, TaskEncoder, stateless
+from energon_lite import BestFit, Capacity, Cooker, CrudeSample, SkipSample, SourceInfo, TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError
+from energon_lite.loading.makers import hook_errors
 from tests.testing import TEXT_YAML, take, train_loader, val_loader, write_dataset
 
-#: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 2},
@@ -261,3 +261,12 @@ def test_failures_without_a_limit_are_told_meanwhile(leaf_of: Any, own: bool, ca
 def test_a_tolerance_below_none_is_refused() -> None:
     with pytest.raises(ValueError, match="failure_tolerance is -1"):
         stateless(failure_tolerance=-1)
+
+
+def test_sources_for_error_handlers() -> None:
+    """Of a stored sample, of one that a cooker is given, and of lists that selections and batches are made of."""
+    source = SourceInfo("data", 5, "0.tar", ("a.txt",))
+    crude, sample = CrudeSample(__sources__=(source,)), type("Has", (), {"__sources__": (source,)})()
+    assert [hook_errors.sources_of(one) for one in (source, crude, sample)] == [(source,)] * 3
+    assert hook_errors.sources_of([crude, 5, sample]) == (source, source)
+    assert hook_errors.sources_of([]) is hook_errors.sources_of([5]) is hook_errors.sources_of(5) is None

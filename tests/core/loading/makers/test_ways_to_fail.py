@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import CrudeSample, SkipSample, SourceInfo, TaskEncoder
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import hook_errors
 from tests.testing import examples, take, train_loader
@@ -341,15 +341,6 @@ def test_all_frames_are_shown_to_who_asks(leaf_of: Any, told: list[str], monkeyp
     assert len(_own_frames(_shown(_end(_loader(leaf_of(300), _encoder("encode_sample", _misspells)))))) > 5
     _end(_loader(leaf_of(300), _encoder("encode_sample", _raises)))
     assert len(_own_frames(told[0])) == 1  # that which calls the hook
-
-
-def test_sources_for_error_handlers() -> None:
-    """Of a stored sample, of one that a cooker is given, and of lists that selections and batches are made of."""
-    source = SourceInfo("data", 5, "0.tar", ("a.txt",))
-    crude, sample = CrudeSample(__sources__=(source,)), type("Has", (), {"__sources__": (source,)})()
-    assert [hook_errors.sources_of(one) for one in (source, crude, sample)] == [(source,)] * 3
-    assert hook_errors.sources_of([crude, 5, sample]) == (source, source)
-    assert hook_errors.sources_of([]) is hook_errors.sources_of([5]) is hook_errors.sources_of(5) is None
 
 
 def test_of_a_defect_of_the_library_all_frames_stay(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
