@@ -155,13 +155,16 @@ def _start() -> socket.socket:
 
 def _serve(asked: socket.socket, door: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Answer requests for ever; returns in each program, with its request and its standard files."""
+    waiting = select.poll()  # not select(), which takes no descriptor above 1,023
+    waiting.register(asked, select.POLLIN)
+    waiting.register(door, select.POLLIN)
     while True:
-        ready, _, _ = select.select([asked, door], [], [], 5.0)
+        ready = [file for file, _ in waiting.poll(5000)]
         if not ready:
             if os.getppid() != int(sys.argv[2]):  # its other children may have its end of the socket
                 os._exit(0)
             continue
-        source = asked if asked in ready else door.accept()[0]
+        source = asked if asked.fileno() in ready else door.accept()[0]
         message, files, _, _ = socket.recv_fds(source, _LONGEST, 3)
         if not message and source is asked:
             os._exit(0)

@@ -51,6 +51,15 @@ def test_a_program_is_as_one_of_a_fresh_interpreter(name: str, tmp_path: Path) -
     assert forked.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
 
 
+def test_a_process_of_many_files_has_a_server() -> None:
+    program = (
+        "import os, resource\nfrom tests.fork_server import run_program\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))\n"
+        "files = [os.open('/dev/null', 0) for _ in range(1100)]\nrun_program(['-c', 'print(5)'], check=True)"
+    )
+    assert run_program(["-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout == "5\n"
+
+
 def test_torch_is_there_and_this_library_is_not() -> None:
     said = "import sys; print('torch' in sys.modules, [name for name in sys.modules if name.startswith('energon')])"
     assert run_program(["-c", said], stdout=subprocess.PIPE, text=True, check=True).stdout == "True []\n"

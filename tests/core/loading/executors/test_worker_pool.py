@@ -281,7 +281,9 @@ def held(stream: IO[str]) -> Iterator[None]:
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    assert until(lambda: not select.select([], [stream], [], 0)[1])
+    full = select.poll()
+    full.register(stream, select.POLLOUT)
+    assert until(lambda: not full.poll(0))
     yield
 
 
