@@ -197,10 +197,10 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise UsageError(f"{name} is {value!r}", fix=did_you_mean(value, choices, known))
 
 
-def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
-    """Refuse settings below 1, and numbers as text; None passes."""
+def at_least_one(fix: str = "give an integer, at least 1", **settings: int | None) -> None:
+    """Refuse settings below 1, and what is no integer; None passes."""
     for name, value in settings.items():
-        if isinstance(value, str) or (value is not None and value < 1):
+        if value is not None and (not hasattr(value, "__index__") or value < 1):
             raise UsageError(f"{name} is {value!r}", fix=fix)
 
 

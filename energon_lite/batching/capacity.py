@@ -77,7 +77,7 @@ class Capacity:
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise UsageError(f"unknown unit of capacity: {self.unit!r}", fix=f"use one of {', '.join(UNITS)}")
-        at_least_one(multiple=self.multiple)
+        at_least_one(capacity=self.limit, multiple=self.multiple)
         if self._size(1) > self.limit:
             raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")
 

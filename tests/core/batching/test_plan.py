@@ -64,7 +64,7 @@ sizes = st.integers(1, 5000)
 
 @pytest.mark.parametrize("buffer", [None, 5])
 def test_what_is_no_chunk(buffer: int | None) -> None:
-    with pytest.raises(UsageError, match=r"chunk_size is 0\s+fix: +give at least 1$"):
+    with pytest.raises(UsageError, match=r"chunk_size is 0\s+fix: +give an integer, at least 1$"):
         ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=0, packing_buffer_size=buffer)
     with pytest.raises(UsageError, match=r"batch_size is 0\s+fix: +give at least 1, or None"):
         ChunkPlan(ConcatOrder([9]), batch_size=0, chunk=5)

@@ -3,6 +3,7 @@ strategies as documents."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -271,7 +272,7 @@ def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str
     ("document", "message"),
     [
         ({"strategy": "fixed", "batch_size": 0}, "batch_size is 0"),
-        ({"strategy": "capacity", "capacity": 0}, "one token does not fit"),
+        ({"strategy": "capacity", "capacity": 0}, "capacity is 0"),
         ({"strategy": "best_fit", "capacity": 10, "unit": "padded_tokens"}, "best_fit packs"),
         ({"strategy": "bfd", "capacity": 10, "unit": "padded_tokens"}, "bfd packs"),
         ({"strategy": "best_fit", "capacity": 10, "open_bins": 0}, "open_bins is 0"),
@@ -283,12 +284,21 @@ def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str
         ({"strategy": "best_fit", "capacity": 10, "unit": "cost", "alpha": 0}, "alpha is 0"),
         ({"strategy": "length_difference", "batch_size": 1, "max_difference": -1}, "max_difference is -1"),
         ({"strategy": "max_length", "batch_size": 1, "max_length": 5, "oversize": "own_batch"}, "batch of its own"),
-        ({"strategy": "concat_split", "tokens": 0}, "does not fit"),
+        ({"strategy": "concat_split", "tokens": 0}, "capacity is 0"),
     ],
 )
 def test_values_that_cannot_work(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         strategy_from_dict(document)
+
+
+def test_settings_are_integers_also_of_numpy() -> None:
+    strategy = BestFit(Capacity(np.int64(10)), open_bins=np.int32(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(to_dict(strategy))) == to_dict(BestFit(Capacity(10), open_bins=3))
+    for wrong in (9.5, np.float32(9), "9"):
+        for make in (Capacity, ConcatSplit, Fixed, lambda value: BestFit(Capacity(9), max_age=value)):
+            with pytest.raises(UsageError, match="give an integer, at least 1"):
+                make(wrong)  # type: ignore[arg-type,operator]
 
 
 def test_a_cost_function_of_ones_own_is_named() -> None:
