@@ -228,6 +228,9 @@ class SavableDataset:
             fix="iterate over a loader of it: get_loader(dataset), or get_savable_loader(dataset), which has a state",
         )
 
+    def __getitem__(self, _: object) -> NoReturn:  # torch's DataLoader asks by number
+        self.__iter__()
+
     def len_rank(self) -> int:
         """Return the length; Energon's name for ``len()``."""
         return len(self)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from energon_lite import (
     CaptioningSample,
@@ -118,6 +119,10 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "rank as text": (lambda path: WorkerConfig(rank=0, world_size="2"), ["world_size is '2'"]),  # type: ignore[arg-type]
     "seed of 65 bits": (lambda path: WorkerConfig(0, 1, seed_offset=1 << 64), ["seed_offset is 1844", "64 bits"]),
     "loop without a loader": (lambda path: [*_call(path)], ["get_loader(dataset)"]),
+    "the DataLoader of torch": (
+        lambda path: next(iter(DataLoader(_call(path), batch_size=None))),
+        ["get_loader(dataset)"],
+    ),
     "packing without hooks": (
         lambda path: _call(path, packing_buffer_size=5),
         ["packing_buffer_size=5", "no select_samples_to_pack and no pack_selected_samples"],
