@@ -85,15 +85,11 @@ def unpack(memory: memoryview) -> Any:
     reader = _Reader(table, buffers)
     return msgpack.unpackb(
         structure,
-        ext_hook=_read_mark,
+        ext_hook=lambda kind, _: _READ_MARKS[kind],
         list_hook=reader.restored,
         strict_map_key=False,
         unicode_errors="surrogatepass",
     )
-
-
-def _read_mark(kind: int, data: bytes) -> _Mark:
-    return _READ_MARKS[kind]
 
 
 class _Packer:

@@ -233,7 +233,7 @@ class BlendFile:
 
         def open_some(number: int) -> _Opened:
             some = specs[number * _TOGETHER : (number + 1) * _TOGETHER]
-            leaves, identities = self._opener.open(some)
+            leaves, identities = self._opener(some)
             files = []
             for spec, leaf in zip(some, leaves, strict=True):
                 assert isinstance(leaf.source, WebdatasetSource)

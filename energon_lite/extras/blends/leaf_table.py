@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 from energon_lite.config.leaf_spec import LeafSpec, Step, Subset, WeightUnit
 from energon_lite.errors import DataIndexError
 from energon_lite.extras.blends.weight_schedule import Schedule, Segment
-from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import LeafIdentity
-from energon_lite.loading.leaves import open_leaves
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.files.shard_store import drop_oldest
 from energon_lite.storage.read.runs import runs_that_fit
@@ -229,19 +227,9 @@ def leaf_keys(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return keys
 
 
-@dataclass(frozen=True)
-class LeafOpener:
-    """Settings for opening leaves; arguments as those of :func:`~energon_lite.loading.leaves.open_leaves`."""
-
-    encoder: TaskEncoder
-    trust_code: bool
-    sample_type: type | None = None
-
-    def open(
-        self, specs: Sequence[LeafSpec], digests: Sequence[str] | None = None
-    ) -> tuple[Sequence[Leaf], Sequence[LeafIdentity]]:
-        """Open leaves; the digests of their data may be given if they are known."""
-        return open_leaves(specs, self.encoder, self.trust_code, None, self.sample_type, digests=digests)
+#: :func:`~energon_lite.loading.leaves.open_leaves` with the settings of a run; called with leaves, and the digests of
+#: their data if they are known.
+LeafOpener = Callable[..., tuple[Sequence[Leaf], Sequence[LeafIdentity]]]
 
 
 class KnownLeaf(Leaf):
@@ -347,7 +335,7 @@ class LeafTable(MadeOnAccess[Leaf]):
     def _newly_open(self, number: int) -> Leaf:
         spec = self.specs[number]
         known = self.facts.identity("", number)
-        (leaf,), (identity,) = self._opener.open([spec], [known.fingerprint])
+        (leaf,), (identity,) = self._opener([spec], digests=[known.fingerprint])
         if (identity.samples, identity.contents) != (known.samples, known.contents):
             what = "the data set was changed after the run began"
             raise DataIndexError(what, where=spec.path, fix="start the run again")

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.config.metadataset import is_metadataset
@@ -13,7 +14,7 @@ from energon_lite.documents.paths import is_url, local_path
 from energon_lite.extras.blends.blend_file import BlendFile, KnownBlend, fits_table, keyed
 from energon_lite.extras.blends.leaf_table import LeafIdentities, LeafOpener, LeafTable
 from energon_lite.loading.assembly import BlendRequest
-from energon_lite.loading.leaves import PathOrDict
+from energon_lite.loading.leaves import PathOrDict, open_leaves
 from energon_lite.loading.metadataset_keys import OpenedBlend, find_schedule
 from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.trust import trusts
@@ -35,7 +36,7 @@ def open_blend(request: BlendRequest) -> OpenedBlend | None:
     if document is None or chosen or reading.read_ahead is not None:
         return None
     trust_code, kind = trusts(reading.trust_code), reading.sample_type
-    opener = LeafOpener(request.encoder, trust_code, kind)
+    opener = partial(open_leaves, encoder=request.encoder, trust_code=trust_code, sample_type=kind)
     options = [request.split_part, reading.dataset_config, reading.split_config, reading.labels, trust_code]
     asked = [*options, keyed(request.encoder), kind and [kind.__module__, kind.__qualname__]]
     file = BlendFile(document, asked, opener)

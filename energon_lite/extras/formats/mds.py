@@ -66,9 +66,9 @@ def unpacked(data: bytes, how: str, size: int, path: str) -> bytes:
     except (UsageError, FatalSampleError):
         raise
     except Exception as error:  # each decompressor raises its own exceptions
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     if len(contents) != size:
-        raise _damaged(path, f"it unpacks to other than {size} bytes")
+        raise damaged(path, f"it unpacks to other than {size} bytes")
     return contents
 
 
@@ -83,10 +83,6 @@ def _by_arrow(data: bytes, codec: str, size: int, path: str) -> bytes:
         ) from error
     contents: Any = pyarrow.Codec(codec).decompress(data, decompressed_size=size, asbytes=True)
     return bytes(contents)
-
-
-def _damaged(path: str, what: str) -> ShardFormatError:
-    return ShardFormatError(f"the file cannot be unpacked: {what}", where=path, fix="restore or download it again")
 
 
 _INDEX = "index.json"

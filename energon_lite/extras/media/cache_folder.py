@@ -13,13 +13,11 @@ killed between two writes of the numbers, the sum is too large, never too small.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -30,8 +28,6 @@ from energon_lite.storage.files.atomic_file import lock, remove_if_there, unlock
 _USAGE = struct.Struct("<qq")
 #: Seconds to wait for another process that counts.
 _PATIENCE = 10.0
-#: Seconds between two attempts to lock, at least; counting takes about 30 microseconds.
-_PAUSE = 2e-4
 
 
 class CacheFolder:
@@ -203,9 +199,7 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock(file, 0.0):
                 return _read(file)
             shutil.rmtree(os.path.join(self.parent, name.partition(".")[0]), ignore_errors=True)
             remove_if_there(place)
@@ -223,7 +217,7 @@ class CacheFolder:
         while True:
             file = os.open(self._ledger, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                if not _lock_soon(file):
+                if not lock(file, _PATIENCE):
                     raise OSError(errno.ENOLCK, "files cannot be locked there")
                 if _is_there(self._ledger, file):  # otherwise another process removed it while this one waited
                     yield file
@@ -231,20 +225,6 @@ class CacheFolder:
             finally:
                 unlock(file)
                 os.close(file)
-
-
-def _lock_soon(file: int) -> bool:
-    """Lock a file that others hold for microseconds at a time; return False if it cannot be locked."""
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(_PAUSE * (1 + os.urandom(1)[0] / 64))  # must not consume random numbers of the user's hooks
-        except OSError:
-            return False
-    return False
 
 
 def _is_there(path: str, file: int) -> bool:

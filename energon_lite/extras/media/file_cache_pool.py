@@ -106,8 +106,11 @@ class FileStoreCachePool(CachePool):
         self._folder = CacheFolder(os.fspath(self.parent_cache_dir), is_ours=is_ours)
 
     def _arm(self) -> None:
-        """Register the removal of the folder for the end of the pool or of this process. It runs after the end of the
-        process's workers, because the folders of killed workers have to be removed by this process."""
+        """Register the removal of the folder for the end of the pool or of this process, before each use of a pool
+        that is open. It runs after the end of the process's workers, because the folders of killed workers have to be
+        removed by this process."""
+        if self._is_closed:
+            raise UsageError("the cache pool was closed", fix="make another one")
         if not self._folder.is_open and not (self._end is not None and self._end.still_active()):
             self._end = Finalize(self, self._folder.end, exitpriority=5)
 
@@ -121,7 +124,6 @@ class FileStoreCachePool(CachePool):
     @property
     def cache_dir(self) -> Path:
         """The folder of this process; it is made if it does not exist."""
-        self._check_open()
         self._arm()
         return Path(self._folder.path)
 
@@ -134,7 +136,6 @@ class FileStoreCachePool(CachePool):
             UsageError: the pool was closed.
         """
         store, key = ds.resolve(fname) if isinstance(ds, FileStore) else (ds, fname)
-        self._check_open()
         self._arm()
         with self._condition:
             self._drop()
@@ -152,7 +153,6 @@ class FileStoreCachePool(CachePool):
         Raises:
             UsageError: the pool was closed.
         """
-        self._check_open()
         self._arm()
         raw = pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
         with self._condition:
@@ -309,10 +309,6 @@ class FileStoreCachePool(CachePool):
         self._condition.notify_all()
 
     # -- the end --------------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise UsageError("the cache pool was closed", fix="make another one")
 
     def release(self) -> None:
         with self._condition:

@@ -42,11 +42,15 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def __init__(self, dataset_path: str | os.PathLike[str]):
         path = os.fspath(dataset_path) if hasattr(dataset_path, "__fspath__") else str(dataset_path)
-        self._source = WebdatasetSource.open(path)
-        self._media = MediaTable(self._source.path)
+        source = WebdatasetSource.open(path)
+        self._begin(source, MediaTable(source.path))
+
+    def _begin(self, source: WebdatasetSource, media: MediaTable) -> None:
+        self._source = source
+        self._media = media
         self._keys: KeyIndex | None = None
         self._lock = threading.Lock()
-        _known[_name_of(type(self), self._source)] = self
+        _known[_name_of(type(self), source)] = self
 
     def __reduce__(self) -> Any:
         return _again, (type(self), self._source, self._media)
@@ -235,11 +239,7 @@ def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: Med
     """Return the copy of a store in another process, which opens the index at the first request. An existing copy is
     reused, because each pickled lazy value brings its store along."""
     store = _known.get(_name_of(kind, source))
-    if store is not None:
-        return store
-    store = _known[_name_of(kind, source)] = kind.__new__(kind)
-    store._source = source
-    store._media = media
-    store._keys = None
-    store._lock = threading.Lock()
+    if store is None:
+        store = kind.__new__(kind)
+        store._begin(source, media)
     return store

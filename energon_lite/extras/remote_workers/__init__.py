@@ -7,7 +7,7 @@ __getattr__, __dir__ = lazy_exports(__name__, __file__)
 
 COMMANDS = {
     "serve": Command(
-        "energon_lite.extras.remote_workers.serve_command:command",
+        "energon_lite.extras.remote_workers.server:command",
         "Run workers for trainers on other machines.",
         "Machines",
     ),

@@ -52,10 +52,6 @@ def open_pool(request: PoolRequest) -> MixedPool:
     Raises:
         UsageError: Ray is not installed; or the text has more than ``ray``, or ``ray://address``.
     """
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        raise UsageError("workers of Ray, which is not installed", fix="pip install 'energon-lite[ray]'") from None
     described = request.described
     if isinstance(described, str):
         described = RayWorkers(address=described if described != "ray" else None)

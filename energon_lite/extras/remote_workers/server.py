@@ -1,4 +1,4 @@
-"""Server of workers: processes that run the jobs of trainers on other machines, one trainer's connection each.
+"""Server of workers, ``energon-lite serve``: processes that run jobs of trainers on other machines, a connection each.
 
 A worker process shakes hands with a trainer, runs its jobs until the connection ends, and ends; the server then forks
 another one. So no state is left of a trainer, and a job that hangs or dies costs a connection only. An actor of Ray is
@@ -7,6 +7,7 @@ such a process, too: it has a listener of its own.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import mmap
 import multiprocessing
@@ -14,20 +15,24 @@ import os
 import signal
 import socket
 import ssl
-import struct
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+import click
+
+from energon_lite.cli import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras import wire
-from energon_lite.extras.remote_workers.described import TlsFiles, is_loopback
+from energon_lite.extras.remote_workers.described import TlsFiles, host_and_port, is_loopback, secret_in
 from energon_lite.extras.remote_workers.protocol import (
     BEAT,
     MESSAGE,
@@ -40,6 +45,7 @@ from energon_lite.extras.remote_workers.protocol import (
     keep_alive,
 )
 from energon_lite.extras.remote_workers.run_card import check_card, run_card
+from energon_lite.imports import find_named
 from energon_lite.loading.executors.transport import Message
 from energon_lite.loading.executors.worker_process import (
     TrainerEnd,
@@ -55,7 +61,8 @@ from energon_lite.loading.makers.chunk_job import ChunkJob
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.loading.makers.outcomes import FailureLog
-from energon_lite.worker_config import set_worker_number
+from energon_lite.topology import usable_cores
+from energon_lite.worker_config import WorkerConfig, set_worker_number
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +113,12 @@ class TrainerListener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
-        self._bad = mmap.mmap(-1, 8 * workers)  # refused connections of each worker
+        self._bad = memoryview(mmap.mmap(-1, 8 * workers)).cast("Q")  # refused connections of each worker
 
     @property
     def refused(self) -> int:
         """Number of connections that were closed because of their handshake or their frames."""
-        return sum(struct.unpack(f"<{self._workers}Q", self._bad[:]))
+        return sum(self._bad)
 
     def serve(self, number: int, place: int = 0) -> None:
         """Accept connections until one is a trainer's; run its jobs until it ends. Called in a worker.
@@ -142,8 +149,7 @@ class TrainerListener:
 
     def _count(self, place: int, peer: str, error: BaseException) -> None:
         """Count a connection that is closed because of what came through it."""
-        (count,) = struct.unpack_from("<Q", self._bad, 8 * place)
-        struct.pack_into("<Q", self._bad, 8 * place, count + 1)
+        self._bad[place] += 1
         reason = str(error).split("\n")[0] or type(error).__name__
         logger.warning("a connection of %s is closed: %s (%d until now)", peer, reason, self.refused)
 
@@ -316,8 +322,7 @@ class _Connection(TrainerEnd):
         return self._codec.unpack(memory)
 
     def send(self, message: Message) -> None:
-        body = frame(MESSAGE, message)
-        own = memoryview(b"".join(body))  # a hook may use the memory of its tensors again
+        own = memoryview(b"".join(frame(MESSAGE, message)))  # a hook may use the memory of its tensors again
         with self._changed:
             while self._bytes and self._bytes + own.nbytes > _WAITING:
                 self._changed.wait()
@@ -338,3 +343,57 @@ class _Connection(TrainerEnd):
                     self._changed.notify_all()
         except (OSError, ssl.SSLError, ValueError):
             os._exit(0)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@click.command(name="serve", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("dataset", metavar="MODULE:FUNCTION")
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Address to listen at.")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one for each core]")
+@click.option("--secret-file", type=click.Path(), help="File with the secret that trainers know.")
+@click.option("--tls-certificate", type=click.Path(), help="Certificate of this server, PEM.")
+@click.option("--tls-key", type=click.Path(), help="Its key, PEM.")
+@click.option("--tls-authority", type=click.Path(), help="Authority that has signed the trainers' certificates, PEM.")
+@click.option("--seed-offset", type=int, default=0, show_default=True, help="As in the trainer's WorkerConfig.")
+@click.option("--max-bytes", default="1GiB", show_default=True, help="Size of a message of a trainer, at most.")
+def command(dataset: str, listen: str, workers: int | None, secret_file: str | None, **given: Any) -> None:
+    """Run workers for trainers on other machines.
+
+    MODULE:FUNCTION returns the data set that the trainer loads. If it takes an argument, it gets a WorkerConfig.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    host, port = host_and_port(listen)
+    files = [given[f"tls_{name}"] for name in ("certificate", "key", "authority")]
+    if any(files) and not all(files):
+        raise UsageError("some files of TLS are missing", fix="give --tls-certificate, --tls-key and --tls-authority")
+    tls = TlsFiles(certificate=files[0], key=files[1], authority=files[2]) if all(files) else None
+    secret = secret_in(secret_file)
+    server = JobServer(
+        _made(dataset, given["seed_offset"]),
+        host,
+        port,
+        workers=workers or usable_cores(),
+        secret=secret,
+        tls=tls,
+        max_bytes=parse_bytes(given["max_bytes"]),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with suppress(KeyboardInterrupt):
+        server.run()
+
+
+def _made(text: str, seed_offset: int) -> SavableDataset:
+    """Return the data set that a function makes."""
+    make: Any = find_named(
+        text, option="the argument", form="MODULE:FUNCTION", example="my_train:make_dataset", wanted="the function"
+    )
+    wire.SCRIPTS.append(text.partition(":")[0])
+    config = WorkerConfig(0, 1, seed_offset=seed_offset)
+    made = make(config) if inspect.signature(make).parameters else make()
+    if not isinstance(made, SavableDataset):
+        raise UsageError(
+            f"{text} returned a {type(made).__name__}", fix="return what get_train_dataset or get_val_dataset returned"
+        )
+    return made

@@ -90,7 +90,6 @@ def build_blend_index(
     dist = sys.modules.get("torch.distributed")  # not imported here: child processes do without torch
     if rank is None and path is not None and dist is not None and dist.is_available() and dist.is_initialized():
         rank, world_size, barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
-        workers = workers or cores_per_rank()
     rank = rank or 0
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of {world_size}", fix="give 0 <= rank < world_size")
@@ -116,7 +115,7 @@ def build_blend_index(
     wait()
     first, stop = (_blocks(n) * r // world_size for r in (rank, rank + 1))
     worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
-    workers = max(1, min(workers or os.cpu_count() or 1, worth))
+    workers = max(1, min(workers or cores_per_rank(), worth))
     if workers == 1:
         with _opened(paths) as files:
             _fill(files, recipe, first, stop)

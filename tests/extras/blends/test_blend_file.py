@@ -99,14 +99,14 @@ def opened_whole(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -
 def is_from_file(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[SavableDataset, list[str]]:
     """The data set, and the leaves that were opened to make it."""
     found: list[str] = []
-    whole = leaf_table.open_leaves
+    whole = opening.open_leaves
 
     def noted(specs: Any, *args: Any, **kwargs: Any) -> Any:
         found.extend(os.path.basename(spec.path) for spec in specs)
         return whole(specs, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(leaf_table, "open_leaves", noted)
+        patch.setattr(opening, "open_leaves", noted)
         return opened(blend, **options), found
 
 

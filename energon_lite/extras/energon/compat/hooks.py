@@ -22,6 +22,7 @@ from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT
 from energon_lite.hooks.global_generators import failure_tolerance_of
 from energon_lite.loading.makers.hook_errors import FATAL
 from energon_lite.samples import Sample, SourceInfo
+from energon_lite.tensors import fields_of
 
 
 class TaskEncoder(_TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]):
@@ -288,6 +289,4 @@ def _leaf(value: Any, longest: int) -> str | None:
 def _fields(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         return {str(key): entry for key, entry in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    return dict(value._asdict()) if hasattr(value, "_asdict") else None
+    return fields_of(value)

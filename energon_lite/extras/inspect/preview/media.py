@@ -6,7 +6,6 @@ Nothing else is sent."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import struct
 import wave
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from energon_lite import tensors
 from energon_lite.storage.read.ranges import PartRange
 from energon_lite.storage.samples.part_decoder import HEAD_BYTES, MediaFile, guess_extension
 
@@ -257,15 +257,9 @@ def made_media(value: Any, path: Sequence[str]) -> Media | None:
 
 def fields_of(value: Any, hidden: Container[str] = HIDDEN) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a sample or a batch that are not hidden, for any kind of object."""
-    if isinstance(value, Mapping):
-        pairs: Any = value.items()
-    elif dataclasses.is_dataclass(value):
-        pairs = ((entry.name, getattr(value, entry.name, None)) for entry in dataclasses.fields(value))
-    elif hasattr(value, "_asdict"):
-        pairs = value._asdict().items()
-    else:
-        pairs = [("value", value)]
-    return ((str(name), item) for name, item in pairs if str(name) not in hidden)
+    fields = value if isinstance(value, Mapping) else tensors.fields_of(value)
+    pairs = {"value": value} if fields is None else fields
+    return ((str(name), item) for name, item in pairs.items() if str(name) not in hidden)
 
 
 def follow(value: Any, path: Sequence[str]) -> Any:
