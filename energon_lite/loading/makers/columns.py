@@ -14,7 +14,6 @@ from operator import add
 from typing import Any
 
 from energon_lite.batching.collate import Padding, collate_entry
-from energon_lite.batching.digests import AddressList
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
 from energon_lite.loading.makers.leaf import Leaf, default_of
 from energon_lite.loading.makers.outcomes import FailureLog
@@ -193,8 +192,6 @@ def in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[i
 
 def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Sequence[int]]:
     """Return the leaves and the indices of addresses."""
-    if isinstance(addresses, AddressList):
-        return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
 
