@@ -10,13 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.blend import Blend, EpochBlend
+from energon_lite.order.blend import Blend, EpochBlend, blocks_of, recent
+from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.shuffle import LeafOrder, Leaves
@@ -26,6 +28,9 @@ ORDER_VERSION = 1
 
 Ints = NDArray[np.int64]
 
+#: Least number of requested positions, for each block they lie in, from which whole blocks are computed, and kept for
+#: the next request: a numpy call on 1,000 elements takes half as long as one on 4,000.
+_ENOUGH = BLOCK // 4
 #: Tag of the hashes for rebased blends, which keeps them apart from hashes for other purposes.
 _REBASE = HashDomain.REBASE.value
 
@@ -142,6 +147,7 @@ class _MixedOrder:
         self._key = key
         self.rebase = rebase
         self._first = 0 if rebase is None else rebase.position
+        self._blocks: dict[int, Addresses] = {}
         self._starts = None if rebase is None else np.array(rebase.starts, dtype=np.int64)
 
     def lookup(self, positions: Ints) -> Addresses:
@@ -152,13 +158,14 @@ class _MixedOrder:
                     fix="ask a loader of the blend as it was before the rebase",
                 )
             positions = positions - self._first
-        if self.blend is None:
-            leaf, position = np.zeros_like(positions), positions
-        else:
-            leaf, position = self.blend.lookup(positions)
-        if self._starts is not None:
-            position = position + self._starts[leaf]
-        return Addresses(leaf, *self.leaves.lookup(leaf, position))
+        if len(positions) < _ENOUGH or len(positions) < _ENOUGH * len(parts := list(blocks_of(positions))):
+            return self._compute(positions)
+        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        for number, here, slots in parts:
+            block = recent(self._blocks, number, partial(self._compute, number * BLOCK + np.arange(BLOCK)))
+            for column, values in zip(addresses.columns(), block.columns(), strict=True):
+                column[here] = values[slots]
+        return addresses
 
     def counts_before(self, position: int) -> Ints:
         """Number of samples of each leaf's stream before ``position``, ``[leaves]`` int64.
@@ -179,6 +186,15 @@ class _MixedOrder:
         """Arguments of an order of the same leaves that starts in the middle of a run."""
         key = hash_ints(self._key, _REBASE, rebase.position)
         return {"key": key, "run": self.leaves.run, "window": self.leaves.window, "rebase": rebase}
+
+    def _compute(self, positions: Ints) -> Addresses:
+        if self.blend is None:
+            leaf, position = np.zeros_like(positions), positions
+        else:
+            leaf, position = self.blend.lookup(positions)
+        if self._starts is not None:
+            position = position + self._starts[leaf]
+        return Addresses(leaf, *self.leaves.lookup(leaf, position))
 
 
 class BlendOrder(_MixedOrder):
