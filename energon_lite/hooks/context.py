@@ -48,8 +48,8 @@ class HookContext:
     """
 
     __slots__ = (
-        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_unchanged"),
-        *("_token", "_token_of_config", "asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
+        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token"),
+        *("_token_of_config", "asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
     def __init__(
@@ -64,7 +64,6 @@ class HookContext:
         self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
         self._marks: Marks | None = None
-        self._unchanged: Marks | None = None
         self._drew = False
         self.seeds = True
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
@@ -94,7 +93,7 @@ class HookContext:
             self._take_back()
 
     def _take_back(self) -> None:
-        lent, self._lent, self._seeded, self._unchanged = self._lent, None, False, None
+        lent, self._lent, self._seeded = self._lent, None, False
         if lent is not None:
             lent.busy = False
             if lent.of_one_hook:
@@ -125,7 +124,7 @@ class HookContext:
             self._drew = self._drew or self._marks.changed()
         self._lent.seed(self.seed)
         self._seeded = True
-        self._marks = self._unchanged = None if self._marks is None else Marks()
+        self._marks = None if self._marks is None else Marks()
 
     def watch(self, *, seeds: bool) -> bool:
         """Watch the global generators until :meth:`drew` is called; return False if other threads may use them.
@@ -133,13 +132,11 @@ class HookContext:
         Args:
             seeds: seed them as usual; False: hooks run without seeds, and have to run again if they drew.
         """
-        if self._unchanged is None:
-            if self._lent is None:
-                self._lent = borrow()
-            if self._lent.of_one_hook:
-                return False
-            self._unchanged = Marks(self._lent.hold())
-        self._marks = self._unchanged
+        if self._lent is None:
+            self._lent = borrow()
+        if self._lent.of_one_hook:
+            return False
+        self._marks = Marks(self._lent.hold())
         self._drew, self.seeds = False, seeds
         return True
 
@@ -152,8 +149,6 @@ class HookContext:
         """Stop watching; return whether a number was drawn from a global generator."""
         drew = self._drew or (self._marks is not None and self._marks.changed())
         self._marks, self.seeds = None, True
-        if drew:
-            self._unchanged = None
         return drew
 
     def has_drawn(self) -> bool:
