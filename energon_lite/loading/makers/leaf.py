@@ -38,7 +38,6 @@ class LeafFields:
         parts: names of the parts that are needed.
         steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
             accesses into the decoded value (None: the whole value).
-        decodes: the bytes of at least one part are decoded.
         absent: fields of a sample that keep their defaults.
         can_collate: a batch of such samples consists of their collated fields alone.
     """
@@ -52,7 +51,6 @@ class LeafFields:
         }
         for name, access in fields.items():
             self.steps[access.part][1].append((name, access if access.steps else None))
-        self.decodes = any(function is not None for function, _ in self.steps.values())
         there = {field.name: field for field in dataclasses.fields(kind) if field.init}
         given = fields.keys() | set(BASE_FIELDS)
         self.absent = [field for name, field in there.items() if name not in given]
