@@ -86,5 +86,6 @@ def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
     out = first.new_full((len(values), *largest), pad) if pad else first.new_zeros((len(values), *largest))
     for number, value in enumerate(values):
-        out[(number, *map(slice, value.shape))] = value
+        place: Any = (number, *map(slice, value.shape))
+        out[place] = value
     return out
