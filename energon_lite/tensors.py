@@ -85,30 +85,7 @@ def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
         raise UsageError(f"tensors of unequal rank cannot be padded to one: {shapes}", fix="bring them to one rank")
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
     out = first.new_full((len(values), *largest), pad) if pad else first.new_zeros((len(values), *largest))
-    seen = _all_seen_by_numpy(values)  # the same copies, but torch has a several times larger overhead for each
-    target: Any = out.numpy() if seen else out
     for number, value in enumerate(values):
-        place = (number, *map(slice, value.shape))
-        target[place] = value.numpy() if seen else value
+        place: Any = (number, *map(slice, value.shape))
+        out[place] = value
     return out
-
-
-#: Names of the tensor types that numpy also has.
-_NUMPY_TYPES = (
-    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"
-)  # fmt: skip
-
-
-def _all_seen_by_numpy(values: Sequence[torch.Tensor]) -> bool:
-    """True if these are plain CPU tensors of one type that numpy also has."""
-    import torch
-
-    dtype = values[0].dtype
-    return str(dtype).removeprefix("torch.") in _NUMPY_TYPES and all(
-        type(value) is torch.Tensor
-        and value.dtype is dtype
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
-        for value in values
-    )

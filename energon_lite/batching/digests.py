@@ -11,8 +11,8 @@ faults, not attacks: 64 bits are too few against a deliberate search for collisi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,84 +110,20 @@ def digest_text(digest: int) -> str:
     return f"{digest & MASK64:016x}"
 
 
-Address = tuple[int, int, int]
-
-
-class AddressList(Sequence[Address]):
-    """List of ``(leaf, index, epoch)`` addresses, stored as columns.
-
-    It equals the plain list of its tuples, and takes less time to make, to send and to use.
+class AddressList(list[tuple[int, ...]]):
+    """Addresses of the samples, or of parts of samples, of a planned micro-batch: a list with a digest.
 
     Args:
-        leaves, indices, epochs: ``n`` integers each.
-        digest: see :func:`~energon_lite.batching.digests.set_digest`; None: computed on first use.
-
-    Example:
-        >>> addresses = AddressList([0, 0], [7, 3], [1, 1])
-        >>> addresses[1], len(addresses)
-        ((0, 3, 1), 2)
-    """
-
-    __slots__ = ("_digest", "epochs", "indices", "leaves")
-
-    def __init__(self, leaves: list[int], indices: list[int], epochs: list[int], digest: int | None = None):
-        self.leaves = leaves
-        self.indices = indices
-        self.epochs = epochs
-        self._digest = digest
-
-    @property
-    def digest(self) -> int:
-        """The order-independent digest of the addresses."""
-        if self._digest is None:
-            self._digest = set_digest(list(self))
-        return self._digest
-
-    def __len__(self) -> int:
-        return len(self.leaves)
-
-    @overload
-    def __getitem__(self, place: int) -> Address: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Address]: ...
-
-    def __getitem__(self, place: int | slice) -> Address | list[Address]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        return self.leaves[place], self.indices[place], self.epochs[place]
-
-    def __iter__(self) -> Iterator[Address]:
-        return zip(self.leaves, self.indices, self.epochs, strict=True)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (AddressList, list)):
-            return list(self) == list(other)
-        return NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AddressList, (self.leaves, self.indices, self.epochs, self._digest)
-
-
-class SpanList(list[tuple[int, ...]]):
-    """The samples, or parts of samples, of a micro-batch that is planned by tokens: a list with a digest.
-
-    Args:
-        spans: ``(leaf, index, epoch, first token, tokens, 1 for a part or 0 for a whole sample)`` of each.
-        digest: see :func:`~energon_lite.batching.digests.set_digest`.
+        addresses: ``(leaf, index, epoch)`` of each; of a plan by tokens, followed by ``(first token, tokens, 1 for a
+            part or 0 for a whole sample)``.
+        digest: see :func:`~energon_lite.batching.digests.set_digest`; None: it is not known.
     """
 
     __slots__ = ("digest",)
 
-    def __init__(self, spans: Iterable[tuple[int, ...]], digest: int):
-        super().__init__(spans)
+    def __init__(self, addresses: Iterable[tuple[int, ...]], digest: int | None = None):
+        super().__init__(addresses)
         self.digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SpanList, (list(self), self.digest)
+        return AddressList, (list(self), self.digest)

@@ -237,11 +237,11 @@ class FixedPlan(Plan):
         edges = np.r_[0, np.cumsum(sizes)]
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
         addresses = self.order.lookup(np.repeat(starts, sizes) + inside)
-        leaf, index, epoch = (column.tolist() for column in addresses.columns())
+        rows = addresses.rows()
         digests = sums_of_groups(address_hashes(*addresses.columns()), edges)
         slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
         own = zip(slices, digests, strict=True)
-        return [AddressList(leaf[here], index[here], epoch[here], digest) for here, digest in own]
+        return [AddressList(rows[here], digest) for here, digest in own]
 
     def describe(self) -> str:
         return f"batches of {self.chunk}"

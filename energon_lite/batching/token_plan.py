@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
-from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_digest
+from energon_lite.batching.digests import AddressList, UInt64, address_hashes, set_digest
 from energon_lite.batching.epochs import Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.plan import Counts, Place, Plan
@@ -123,7 +123,7 @@ class PlannedChunk:
         rows = (column.tolist() for column in (*columns, start, length, is_cut.astype(np.int64)))
         spans = list(zip(*rows, strict=True))
         digest = set_digest(spans) if is_cut.any() else int(self.hashes[sample].sum())
-        return SpanList(spans, digest)
+        return AddressList(spans, digest)
 
     @cached_property
     def hashes(self) -> UInt64:

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 import torch
 
-from energon_lite.batching.digests import AddressList, SpanList
+from energon_lite.batching.digests import AddressList
 from energon_lite.errors import FatalSampleError, UsageError, listed
 from energon_lite.loading.executors.transport import Message, message_of, parts_of
 from energon_lite.samples.sample import CrudeSample, SourceList
@@ -36,8 +36,7 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 
 #: Containers of this library, with functions that return the arguments of which they are made.
 _OWN_KINDS: dict[type, Callable[[Any], Sequence[Any]]] = {
-    AddressList: lambda value: (value.leaves, value.indices, value.epochs, value.digest),
-    SpanList: lambda value: (list(value), value.digest),
+    AddressList: lambda value: (list(value), value.digest),
     SourceList: lambda value: value._columns,
     CrudeSample: lambda value: (dict(value),),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import lru_cache
@@ -44,15 +44,12 @@ class HookContext:
 
     Attributes:
         asked: the number that a hook has asked for: "sample" or "batch"; "": none.
-        address, arrive: a sample, and the function that moves the context to it when a hook asks for anything; None:
-            it is there already.
         seeds: the global generators are seeded for hooks, see :meth:`watch`.
     """
 
     __slots__ = (
-        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_unchanged"),
-        *("_token", "_token_of_config", "address", "arrive"),
-        *("asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
+        *("_drew", "_lent", "_marks", "_origin", "_rng", "_seed", "_seeded", "_token"),
+        *("_token_of_config", "asked", "batch_index", "cache", "sample_index", "seeds", "worker_config"),
     )
 
     def __init__(
@@ -67,17 +64,14 @@ class HookContext:
         self.cache = _NO_CACHE if cache is None else cache
         self._lent: LendingScope | None = None
         self._marks: Marks | None = None
-        self._unchanged: Marks | None = None
         self._drew = False
         self.seeds = True
-        self.arrive: Callable[[HookContext, tuple[int, ...]], object] | None = None
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
 
     def move(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None) -> Self:
         """Move the context to another sample (or batch)."""
         if self._lent is not None and self._lent.of_one_hook:
             self._take_back()
-        self.address: tuple[int, ...] | None = None
         self._origin = origin
         self._seeded = False
         self._seed: int | None = None
@@ -86,11 +80,6 @@ class HookContext:
         self.sample_index = sample_index
         self.batch_index = batch_index
         return self
-
-    def settle(self) -> None:
-        """Move to ``address``."""
-        assert self.arrive is not None and self.address is not None
-        self.arrive(self, self.address)
 
     def __enter__(self) -> Self:
         self._token: Token[HookContext | None] = _context.set(self)
@@ -104,7 +93,7 @@ class HookContext:
             self._take_back()
 
     def _take_back(self) -> None:
-        lent, self._lent, self._seeded, self._unchanged = self._lent, None, False, None
+        lent, self._lent, self._seeded = self._lent, None, False
         if lent is not None:
             lent.busy = False
             if lent.of_one_hook:
@@ -127,8 +116,6 @@ class HookContext:
 
     def seed_globals(self) -> None:
         """Seed Python's, numpy's and torch's global generators once; later hooks continue their streams."""
-        if self.address is not None:
-            self.settle()
         if self._seeded or not self.seeds:
             return
         if self._lent is None:
@@ -137,7 +124,7 @@ class HookContext:
             self._drew = self._drew or self._marks.changed()
         self._lent.seed(self.seed)
         self._seeded = True
-        self._marks = self._unchanged = None if self._marks is None else Marks()
+        self._marks = None if self._marks is None else Marks()
 
     def watch(self, *, seeds: bool) -> bool:
         """Watch the global generators until :meth:`drew` is called; return False if other threads may use them.
@@ -145,13 +132,11 @@ class HookContext:
         Args:
             seeds: seed them as usual; False: hooks run without seeds, and have to run again if they drew.
         """
-        if self._unchanged is None:
-            if self._lent is None:
-                self._lent = borrow()
-            if self._lent.of_one_hook:
-                return False
-            self._unchanged = Marks(self._lent.hold())
-        self._marks = self._unchanged
+        if self._lent is None:
+            self._lent = borrow()
+        if self._lent.of_one_hook:
+            return False
+        self._marks = Marks(self._lent.hold())
         self._drew, self.seeds = False, seeds
         return True
 
@@ -164,8 +149,6 @@ class HookContext:
         """Stop watching; return whether a number was drawn from a global generator."""
         drew = self._drew or (self._marks is not None and self._marks.changed())
         self._marks, self.seeds = None, True
-        if drew:
-            self._unchanged = None
         return drew
 
     def has_drawn(self) -> bool:
@@ -211,8 +194,6 @@ def current_context(what: str) -> HookContext:
             f"{what} was asked for outside of a hook",
             fix="use it in encode_sample, batch or encode_batch while a loader runs them, or inside hook_context(...)",
         )
-    if context.address is not None:
-        context.settle()
     return context
 
 

@@ -8,8 +8,9 @@ after the other, once). All are pure functions of positions.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,10 +28,9 @@ ORDER_VERSION = 1
 
 Ints = NDArray[np.int64]
 
-#: Least number of requested positions, for each block they lie in, from which whole blocks are computed and cached.
-_ENOUGH = BLOCK // 8
-#: Largest piece of a request; larger requests are processed in pieces of this size.
-_AT_ONCE = 2 * BLOCK
+#: Least number of requested positions, for each block they lie in, from which whole blocks are computed, and kept for
+#: the next request: a numpy call on 1,000 elements takes half as long as one on 4,000.
+_ENOUGH = BLOCK // 4
 #: Tag of the hashes for rebased blends, which keeps them apart from hashes for other purposes.
 _REBASE = HashDomain.REBASE.value
 
@@ -50,54 +50,6 @@ class Addresses:
     def rows(self) -> list[tuple[int, int, int]]:
         """The addresses as a list of ``(leaf, index, epoch)``."""
         return list(zip(*(column.tolist() for column in self.columns()), strict=True))
-
-
-class _WholeBlocks:
-    """Cache of the last few blocks of addresses, filled where a request covers much of a block.
-
-    A numpy call on 1,000 elements takes half as long as one on 4,000. So for a request of an eighth of its blocks it
-    pays to compute the rest of them, which the next requests use. Smaller requests compute only what they need: a rank
-    among a thousand does not use its neighbours' samples.
-    """
-
-    def __init__(self, compute: Callable[[Ints], Addresses]):
-        self._compute = compute
-        self._blocks: dict[int, Addresses] = {}
-
-    def lookup(self, positions: Ints) -> Addresses:
-        if len(positions) > _AT_ONCE:
-            return self._large(positions)
-        if not (len(positions) >= _ENOUGH or self._blocks):
-            return self._compute(positions)
-        parts = list(blocks_of(positions))
-        whole = len(positions) >= _ENOUGH * len(parts)
-        if not (whole or any(number in self._blocks for number, _, _ in parts)):
-            return self._compute(positions)
-        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
-        for number, here, slots in parts:
-            block = self._block(number, whole)
-            if block is None:
-                block, slots = self._compute(positions[here]), slice(None)
-            for column, values in zip(addresses.columns(), block.columns(), strict=True):
-                column[here] = values[slots]
-        return addresses
-
-    def _large(self, positions: Ints) -> Addresses:
-        """Look up a large request in pieces, so that intermediate arrays stay in the processor's cache."""
-        if (positions[1:] < positions[:-1]).any():  # pieces would need the same blocks repeatedly
-            return self._compute(positions)
-        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
-        for start in range(0, len(positions), _AT_ONCE):
-            piece = slice(start, start + _AT_ONCE)
-            for column, values in zip(addresses.columns(), self._compute(positions[piece]).columns(), strict=True):
-                column[piece] = values
-        return addresses
-
-    def _block(self, number: int, whole: bool) -> Addresses | None:
-        """All addresses of a block; None if they are not cached and ``whole`` is False."""
-        if not whole:
-            return self._blocks.get(number)
-        return recent(self._blocks, number, lambda: self._compute(number * BLOCK + np.arange(BLOCK)))
 
 
 @dataclass(frozen=True)
@@ -195,8 +147,8 @@ class _MixedOrder:
         self._key = key
         self.rebase = rebase
         self._first = 0 if rebase is None else rebase.position
+        self._blocks: dict[int, Addresses] = {}
         self._starts = None if rebase is None else np.array(rebase.starts, dtype=np.int64)
-        self._blocks = _WholeBlocks(self._compute)
 
     def lookup(self, positions: Ints) -> Addresses:
         if self._first:
@@ -206,7 +158,14 @@ class _MixedOrder:
                     fix="ask a loader of the blend as it was before the rebase",
                 )
             positions = positions - self._first
-        return self._blocks.lookup(positions)
+        if len(positions) < _ENOUGH or len(positions) < _ENOUGH * len(parts := list(blocks_of(positions))):
+            return self._compute(positions)
+        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        for number, here, slots in parts:
+            block = recent(self._blocks, number, partial(self._compute, number * BLOCK + np.arange(BLOCK)))
+            for column, values in zip(addresses.columns(), block.columns(), strict=True):
+                column[here] = values[slots]
+        return addresses
 
     def counts_before(self, position: int) -> Ints:
         """Number of samples of each leaf's stream before ``position``, ``[leaves]`` int64.

@@ -78,18 +78,7 @@ def permute(index: int, n: int, key: int) -> int:
     """
     if n <= TABLE_LENGTH:
         return int(_table(n, key)[index])
-    return cycle_walk_one(index, n, _keys_of(n, key), 1)
-
-
-def unpermute(index: int, n: int, key: int) -> int:
-    """Invert :func:`permute`: ``unpermute(permute(i, n, key), n, key) == i``."""
-    if n <= TABLE_LENGTH:
-        return int(_inverse_table(n, key)[index])
-    return cycle_walk_one(index, n, _keys_of(n, key), -1)
-
-
-def _keys_of(n: int, key: int) -> list[int]:
-    return [round_key(key, round_) for round_ in range(rounds_for(n))]
+    return cycle_walk_one(index, n, [round_key(key, round_) for round_ in range(rounds_for(n))], 1)
 
 
 def permute_array(index: Ints, n: int | Ints, key: int | U64) -> Ints:

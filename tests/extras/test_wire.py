@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.digests import AddressList, SpanList
+from energon_lite.batching.digests import AddressList
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras import wire
 from energon_lite.loading.executors.transport import unsendable
@@ -114,13 +114,13 @@ def test_arrays_come_back_and_can_be_written(dtype: str) -> None:
 
 
 def test_jobs_and_results_come_back() -> None:
-    addresses = AddressList([0, 1], [7, 3], [0, 2], 5)
-    spans = SpanList([(0, 1, 2, 0, 9, 1)], 8)
+    addresses = AddressList([(0, 7, 0), (1, 3, 2)], 5)
+    spans = AddressList([(0, 1, 2, 0, 9, 1)], 8)
     back = there_and_back(
         (addresses, spans, Result({"x": 1}, [Failure("a", "k", "decode", "bad", False), Mark.FINE, 3]))
     )
     assert back[0] == addresses and back[0].digest == 5 and type(back[0]) is AddressList
-    assert back[1] == spans and back[1].digest == 8 and type(back[1]) is SpanList
+    assert back[1] == spans and back[1].digest == 8 and type(back[1]) is AddressList
     assert back[2].outcomes[0].reason == "bad" and back[2].outcomes[1:] == [Mark.FINE, 3]
 
 

@@ -99,7 +99,9 @@ class SampleStore:
     ) -> OpenedSampleStore | None:
         """Return the store of a data set; None: its samples take no work, or hooks yield any number of them."""
         works = any(not returns_its_argument(encoder, name) for name in hooks.sample)
-        works |= any(leaf.cooker is not None or leaf.fields is None or leaf.fields.decodes for leaf in leaves)
+        for leaf in leaves:
+            fields = leaf.fields
+            works |= leaf.cooker is not None or fields is None or any(decode for decode, _ in fields.steps.values())
         if not works or not hooks.generators.isdisjoint(hooks.sample):
             logger.warning(
                 "sample_store has no effect: %s",

@@ -10,20 +10,19 @@ is returned with the batch as a :class:`Failure`, so that it is counted if, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
-from energon_lite.loading.makers.columns import Rows, batch_of_rows, columns_of, has_default_hooks, in_order
+from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks
 from energon_lite.loading.makers.hook_steps import UnseededDraw
-from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.outcomes import (
     Address,
@@ -44,8 +43,6 @@ _BATCH = HashDomain.BATCH_HOOKS.value
 
 #: The leaf of an address.
 _LEAF_OF = itemgetter(0)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -169,52 +166,17 @@ class BatchRunner(JobRunner):
             if leaf.cooker is not None or leaf.fields is None or not leaf.fields.can_collate:
                 return None  # before anything is read, which would be read again
 
-        def collated(rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]) -> Any | None:
-            fields = {number: leaf_rows.fields() for number, leaf_rows in self._told(rows)}
+        try:
+            rows, places = self.read_together(job.addresses)
+            fields = {}
+            for number, leaf_rows in rows.items():
+                self.tell("decode_columns", leaf_rows.leaf.name, f"{len(leaf_rows.indices)} samples")
+                fields[number] = leaf_rows.fields()
             self.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.encoder.padding)
-
-        return self._together("collate", job.addresses, collated)
-
-    def _all_samples(self, addresses: Sequence[Address]) -> list[Any] | None:
-        """Return the samples before their hooks; None: they must be made one by one."""
-        if not self.hooks.batched or len(addresses[0]) > 3 or self.services.store is not None:
+        except Exception as error:  # raised again when each sample is made, and reported with its sample
+            self.fell_back("collate", job.addresses, error)
             return None
-        is_timed = any(observer.times_samples for observer in self.services.observers)
-        if is_timed or len(addresses) * self.largest > READ_TOGETHER:
-            return None
-        for number in set(map(_LEAF_OF, addresses)):
-            fields = self.leaves[number].fields
-            if fields is None or fields.decodes:
-                return None  # a damaged sample, or one that needs a loader, would have all samples decoded twice
-
-        def made(rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]) -> list[Any] | None:
-            of_leaves = []
-            for number, leaf_rows in self._told(rows):
-                mine = zip(*map(addresses.__getitem__, places[number]), strict=True)
-                keys = zip(repeat("sample"), *mine, repeat(0), strict=False)
-                if (samples := leaf_rows.samples(keys)) is None:
-                    return None
-                of_leaves.append(samples)
-            return of_leaves[0] if len(of_leaves) == 1 else in_order(of_leaves, places)
-
-        return self._together("decode_together", addresses, made)
-
-    def _together(self, route: str, addresses: Sequence[Address], make: Callable[..., T | None]) -> T | None:
-        """Return the result of ``make`` for the rows of samples; None: the samples must be made one by one. An error
-        is only counted: it is raised again when each sample is made, and reported with its sample."""
-        try:
-            return make(*self.read_together(addresses))
-        except Exception as error:
-            self.fell_back(route, addresses, error)
-            return None
-
-    def _told(self, rows: Mapping[int, Rows]) -> Iterator[tuple[int, Rows]]:
-        """Yield the rows of each leaf; the observers are notified that they are about to be decoded."""
-        for number, leaf_rows in rows.items():
-            if self.services.observers:
-                self.tell("decode_columns", leaf_rows.leaf.name, f"{len(leaf_rows.indices)} samples")
-            yield number, leaf_rows
 
     # -- the reporting route --------------------------------------------------------------------------------------
 
@@ -241,28 +203,20 @@ class BatchRunner(JobRunner):
         """
         batch_index = number if self.batched else None
         first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
-        together = None if attempt else self._all_samples(addresses)
-        every: Iterable[Any] = together or self.make(addresses, context, first, batch_index)
-        if together is not None and self.sample_hooks:
-            context.arrive = partial(self.move, batch_index=batch_index)
-            leaves = [self.leaves[address[0]].name for address in addresses]
-            keys = [sample.__key__ for sample in together]
-            every = self.hooked(zip(together, keys, leaves, addresses, strict=True), context)
-        if every is not together and not attempt and not self.samples_draw and self.services.store is None:
+        every: Iterable[Any] = self.make(addresses, context, first, batch_index)
+        if not attempt and not self.samples_draw and self.services.store is None:
             every = self._watched(every, addresses, context, batch_index)
-        if not isinstance(every, list):
-            left, done = iter(every), list[Any]()
-            for sample in left:
-                done.append(sample)
-                if type(sample) is Rejected:
-                    break  # its replacements are made before the other samples
-            every = done if len(done) == len(addresses) else chain(done, left)
-        if isinstance(every, list) and Rejected not in map(type, every):
+        left, done = iter(every), list[Any]()
+        for sample in left:
+            done.append(sample)
+            if type(sample) is Rejected:
+                break  # its replacements are made before the other samples
+        else:
             outcomes += map(_LEAF_OF, addresses)
-            return every, addresses
+            return done, addresses
         samples = list[Any]()
         places = list[Address]()
-        for address, made in zip(addresses, every, strict=True):
+        for address, made in zip(addresses, chain(done, left), strict=True):
             tried = first
             row: FailureStreak | None = None
             while type(made) is Rejected:

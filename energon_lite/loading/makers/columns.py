@@ -8,13 +8,12 @@ sample and the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import add
 from typing import Any
 
 from energon_lite.batching.collate import Padding, collate_entry
-from energon_lite.batching.digests import AddressList
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
 from energon_lite.loading.makers.leaf import Leaf, default_of
 from energon_lite.loading.makers.outcomes import FailureLog
@@ -76,33 +75,22 @@ class Rows:
         columns = self.columns
         assert fields is not None and columns is not None
         try:
-            values = []
+            values = {}
             for column, decode, named in self._steps:
                 value = column[at] if decode is None else decode(column[at])
-                for _, access in named:
-                    values.append(value if access is None else access.follow({access.part: value}))
-            sources = ((self._sources or self._all_sources(columns))[at],)
-            base = columns.keys[at], restore_key, fields.labels.copy(), sources
-            return fields.make(*zip((*base, *values), strict=True))[0]
+                for name, access in named:
+                    values[name] = value if access is None else access.follow({access.part: value})
+            return fields.kind(
+                __key__=columns.keys[at],
+                __restore_key__=restore_key,
+                __subflavors__=fields.labels.copy(),
+                __sources__=((self._sources or self._all_sources(columns))[at],),
+                **values,
+            )
         except Exception as error:
             if self._log is not None:
                 self._log.fell_back("decode", (self.leaf.name,), error)
             return None  # the sample loader runs into the same error and reports it
-
-    def samples(self, restore_keys: Iterable[tuple[Any, ...]]) -> list[Any] | None:
-        """Return all samples as objects, decoded now; None: they need a sample loader.
-
-        Raises:
-            Exception: the sample loader runs into the same error and reports it.
-        """
-        fields = self.leaf.fields
-        columns = self.columns
-        values = self.fields().values()
-        if fields is None or columns is None or not values:
-            return None
-        sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of length 1 for each sample
-        labels = map(dict.copy, repeat(fields.labels))
-        return fields.make(columns.keys, restore_keys, labels, sources, *values)
 
     def fields(self) -> dict[str, list[Any]]:
         """Return the fields of all samples, by name; empty if they cannot be made from columns."""
@@ -193,8 +181,6 @@ def in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[i
 
 def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Sequence[int]]:
     """Return the leaves and the indices of addresses."""
-    if isinstance(addresses, AddressList):
-        return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
     return leaf, index
 

@@ -130,7 +130,7 @@ class JobRunner(HookSteps):
 
     def _loaded(
         self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
-    ) -> Iterator[tuple[Any, str, str, None]]:
+    ) -> Iterator[tuple[Any, str, str]]:
         """Yield each of the samples before the hooks, for :meth:`hooked`, or a :class:`Rejected`."""
         for address, rows, at in self.read(addresses, attempt):
             assert not isinstance(rows, StoredSample)
@@ -143,13 +143,13 @@ class JobRunner(HookSteps):
             key = ("sample", *address, attempt)
             sample = rows.sample(at, key)
             if sample is not None and rows.columns is not None:
-                yield sample, rows.columns.keys[at], leaf.name, None
+                yield sample, rows.columns.keys[at], leaf.name
                 continue
             try:
                 name, sample = self.load(rows, at, key, is_tried=True)
             except Rejected as rejected:
                 name, sample = "", rejected
-            yield sample, name, leaf.name, None
+            yield sample, name, leaf.name
 
     def move(
         self, context: HookContext, address: Address, *origin: int, tag: int = SAMPLE, batch_index: int | None = None
@@ -286,7 +286,7 @@ class JobRunner(HookSteps):
             else:
                 name, sample = self.load(rows, at, key)
                 if self.sample_hooks:
-                    sample = next(self.hooked(((sample, name, leaf.name, None),), context))
+                    sample = next(self.hooked(((sample, name, leaf.name),), context))
                 if type(sample) is Rejected:
                     return sample
                 if self.services.store is not None:
@@ -301,13 +301,12 @@ class JobRunner(HookSteps):
         except Rejected as rejected:
             return rejected
 
-    def hooked(self, samples: Iterable[tuple[Any, str, str, Address | None]], context: HookContext) -> Iterator[Any]:
+    def hooked(self, samples: Iterable[tuple[Any, str, str]], context: HookContext) -> Iterator[Any]:
         """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure: as
         :meth:`guarded` for each hook, with fewer calls.
 
         Args:
-            samples: each sample, or a :class:`Rejected`; its name, and that of its data set; and the address that the
-                context moves to if a hook asks for anything (None: it is there).
+            samples: each sample, or a :class:`Rejected`; its name, and that of its data set.
             context: the running context.
 
         Raises:
@@ -316,7 +315,7 @@ class JobRunner(HookSteps):
         observers = self.services.observers
         hooks = self.sample_hooks
         fine: type[Any] | None = None  # the type of the last result that was checked
-        for sample, name, leaf, context.address in samples:
+        for sample, name, leaf in samples:
             try:
                 for stage, function, is_seeded in () if type(sample) is Rejected else hooks:
                     if observers:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import repeat
 from typing import Any
 
 from energon_lite.config.leaf_spec import LeafSpec
@@ -39,8 +38,6 @@ class LeafFields:
         parts: names of the parts that are needed.
         steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
             accesses into the decoded value (None: the whole value).
-        decodes: the bytes of at least one part are decoded.
-        make: function that makes samples of columns: of the base fields, and of the fields in the order of ``steps``.
         absent: fields of a sample that keep their defaults.
         can_collate: a batch of such samples consists of their collated fields alone.
     """
@@ -54,9 +51,7 @@ class LeafFields:
         }
         for name, access in fields.items():
             self.steps[access.part][1].append((name, access if access.steps else None))
-        self.decodes = any(function is not None for function, _ in self.steps.values())
         there = {field.name: field for field in dataclasses.fields(kind) if field.init}
-        self.make = _maker(kind, [*BASE_FIELDS, *(name for _, named in self.steps.values() for name, _ in named)])
         given = fields.keys() | set(BASE_FIELDS)
         self.absent = [field for name, field in there.items() if name not in given]
         is_plain = not hasattr(kind, "from_samples") and not hasattr(kind, "__post_init__")
@@ -140,29 +135,6 @@ class Leaf:
     def apart(self) -> Leaf:
         """Return a copy for another thread that does not share open files and plans."""
         return replace(self, source=copy.copy(self.source))
-
-
-def _maker(kind: type[Any], names: Sequence[str]) -> Callable[..., list[Any]]:
-    """Return a function of columns that makes objects of a dataclass with these fields.
-
-    Where making an object only assigns its fields, this is compiled, and takes half the time of ``kind(**fields)``.
-    """
-    absent = [field for field in dataclasses.fields(kind) if field.name not in names]
-    if not _only_assigns(kind, {*names, *(field.name for field in absent)}) or any(map(is_required, absent)):
-        return lambda *columns: [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=False)]
-    values = [map(default_of, repeat(field)) for field in absent]
-    targets = ", ".join(["made", *(f"made.{name}" for name in [*names, *(field.name for field in absent)])])
-    known = {"new": object.__new__, "kind": kind, "repeat": repeat, "values": values}
-    return eval(f"lambda *columns: [made for {targets} in zip(map(new, repeat(kind)), *columns, *values)]", known)
-
-
-def _only_assigns(kind: type[Any], fields: set[str]) -> bool:
-    """Return whether objects of a dataclass are made by assigning these fields, all that it has, and nothing else."""
-    code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_filename != "<string>":  # the user's, not that of ``dataclass``
-        return False
-    is_plain = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
-    return is_plain and {*code.co_varnames[1:]} == fields == {*code.co_names}
 
 
 def _of_bytes(decode: Callable[[bytes], Any], value: Any) -> Any:

@@ -32,7 +32,32 @@ def stage_of(step: str) -> str:
     return _STAGES.get(step, "hooks")
 
 
-class StageTimer:
+class _StepTimer:
+    """Observer in one thread that adds up the seconds of steps."""
+
+    sees_samples = False
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str, str], float] = defaultdict(float)  # by stage, leaf and key
+        self.steps = 0
+        self._at: tuple[str, str, str] | None = None  # the running step
+        self._since = 0.0
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        now = time.monotonic()
+        self.close(now)
+        self._at = (stage, leaf, key)
+        self._since = now
+        self.steps += 1
+
+    def close(self, now: float) -> None:
+        """End the step that was begun last."""
+        if self._at is not None:
+            self.seconds[self._at] += now - self._since
+            self._at = None
+
+
+class StageTimer(_StepTimer):
     """Observer in one thread that records the time of each stage, as plain data, in seconds of the monotonic clock.
 
     A record has ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by
@@ -44,54 +69,41 @@ class StageTimer:
         number: number of the worker among those of its rank.
     """
 
-    sees_samples = False
     times_samples = True
 
     def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
+        super().__init__()
         self._leaves = leaves
         self._number = number
-        self._began = self._since = 0.0
-        self._at: tuple[str, str, str] | None = None  # the running step
-        self._stages: dict[str, float] = defaultdict(float)
-        self._samples: dict[tuple[str, str], float] = defaultdict(float)
+        self._began = 0.0
 
     def begin(self) -> None:
         self._at = None
-        self._stages.clear()
-        self._samples.clear()
+        self.seconds.clear()
         self._began = time.monotonic()
-
-    def step(self, stage: str, leaf: str, key: str) -> None:
-        now = time.monotonic()
-        self._close(now)
-        self._at = (stage, leaf, key)
-        self._since = now
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
         now = time.monotonic()
-        self._close(now)
-        self._at = None
+        self.close(now)
+        stages: dict[str, float] = defaultdict(float)
+        samples: dict[tuple[str, str], float] = defaultdict(float)
+        for (stage, leaf, key), seconds in self.seconds.items():
+            stages[stage_of(stage)] += seconds
+            if leaf != "*" and stage not in _OF_SEVERAL:
+                samples[leaf, key] += seconds
         return {
             "worker": [os.getpid(), threading.current_thread().name],
             "worker_number": self._number,
             "began": self._began,
             "ended": now,
-            "stages": dict(self._stages),
-            "samples": [[key, seconds] for (_, key), seconds in self._samples.items()],
+            "stages": dict(stages),
+            "samples": [[key, seconds] for (_, key), seconds in samples.items()],
             "sources": [
                 [address[0], self._leaves[address[0]].source.key(address[1])]
                 for address in addresses
                 if address is not None
             ],
         }
-
-    def _close(self, now: float) -> None:
-        """End the step that was begun last."""
-        if self._at is not None:
-            stage, leaf, key = self._at
-            self._stages[stage_of(stage)] += now - self._since
-            if leaf != "*" and stage not in _OF_SEVERAL:
-                self._samples[leaf, key] += now - self._since
 
 
 def note_transfer(result: Result, began: float, ended: float) -> None:
@@ -136,36 +148,19 @@ class Times(NamedTuple):
     reads: Reads = Reads()
 
 
-class _StageCounter:
+class _StageCounter(_StepTimer):
     """An observer in one thread that adds up seconds by stage and data set, of all batches of a job."""
 
-    sees_samples = times_samples = False
-
-    def __init__(self) -> None:
-        self.seconds: dict[tuple[str, str], float] = {}
-        self.steps = 0
-        self._at: tuple[str, str] | None = None
-        self._since = 0.0
+    times_samples = False
 
     def begin(self) -> None:
         pass  # a chunk has several batches
 
     def step(self, stage: str, leaf: str, key: str) -> None:
-        now = time.monotonic()
-        self.close(now)
-        self._at = (stage, leaf)
-        self._since = now
-        self.steps += 1
+        super().step(stage, leaf, "")
 
     def end(self, addresses: Sequence[Address | None]) -> None:
         self.close(time.monotonic())
-
-    def close(self, now: float) -> None:
-        """End the step that was begun last."""
-        at = self._at
-        if at is not None:
-            self.seconds[at] = self.seconds.get(at, 0.0) + now - self._since
-            self._at = None
 
 
 class JobTimer:
@@ -206,7 +201,7 @@ class JobTimer:
             services.observers = before
             self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
             steps = dict[tuple[str, str], float]()
-            for (step, leaf), seconds in counter.seconds.items():
+            for (step, leaf, _), seconds in counter.seconds.items():
                 stage = stage_of(step), leaf
                 steps[stage] = steps.get(stage, 0.0) + seconds
             sent = self.sent

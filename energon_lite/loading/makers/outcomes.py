@@ -277,7 +277,7 @@ class FailureLog:
         """Count an error on the fast route, whose work the reporting route repeats; log the first for each reason.
 
         Args:
-            route: ``read_together``, ``decode_together``, ``collate`` (of a batch field by field), or ``decode`` (of
+            route: ``read_together``, ``collate`` (of a batch field by field), or ``decode`` (of
                 one sample).
             leaves: names of the data sets of the samples.
             error: the error.

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol
 
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError, did_you_mean, listed
@@ -119,19 +119,7 @@ class FieldMap:
             >>> compile_field_map({"caption": "json[text][0]"}).apply({"json": {"text": ["hi"]}})
             {'caption': 'hi'}
         """
-        if self._plain is not None:
-            try:
-                return {field: decoded[part] for field, part in self._plain}
-            except KeyError:
-                pass  # the general way below raises a better message
         return {field: self._value(field, accesses, decoded) for field, accesses in self.fields}
-
-    @cached_property
-    def _plain(self) -> tuple[tuple[str, str], ...] | None:
-        """The part of each field, if all fields are plain parts; otherwise None."""
-        if any(len(accesses) != 1 or accesses[0].steps for _, accesses in self.fields):
-            return None
-        return tuple((field, accesses[0].part) for field, accesses in self.fields)
 
     def _value(self, field: str, accesses: tuple[Access, ...], decoded: Mapping[str, Any]) -> Any:
         for access in accesses:

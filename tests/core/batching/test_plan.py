@@ -117,13 +117,9 @@ def test_chunks_are_made_ahead_and_errors_come_when_they_are_due() -> None:
     assert len(plans._made) == 4
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=9), st.integers(-10, 10), st.integers(-10, 10))
-def test_it_is_the_list_of_its_addresses(rows: list[tuple[int, int, int]], start: int, stop: int) -> None:
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
-    addresses = AddressList(*columns)
-    assert addresses == rows and rows == addresses and list(addresses) == rows and len(addresses) == len(rows)
-    assert [addresses[place] for place in range(len(rows))] == rows
-    assert addresses[start:stop] == rows[start:stop]
-    assert pickle.loads(pickle.dumps(addresses)) == rows
-    assert repr(addresses) == repr(rows) and bool(addresses) == bool(rows)
-    assert addresses != [*rows, (0, 0, 0)] and addresses != tuple(rows)
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=9))
+def test_it_is_the_list_of_its_addresses(rows: list[tuple[int, int, int]]) -> None:
+    addresses = AddressList(rows, 5)
+    assert addresses == rows and rows == addresses and addresses.digest == 5
+    back = pickle.loads(pickle.dumps(addresses))
+    assert back == rows and type(back) is AddressList and back.digest == 5

@@ -6,14 +6,12 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.order import windows
-from energon_lite.order.hashing import hash_ints, mix64
+from energon_lite.order.hashing import hash_ints
 from energon_lite.order.shuffle import LeafOrder, LeafOrders, Leaves
-from tests.testing import examples
 
 lengths = st.integers(1, 700)
 bounds = st.one_of(st.none(), st.integers(0, 50))
@@ -159,24 +157,3 @@ def test_orders_as_arrays_are_refused_as_single_ones_are(copies: int) -> None:
     with pytest.raises(UsageError) as many:
         LeafOrders.seeded(np.array([3]), np.zeros(1, dtype=np.uint64), [copies], 0)
     assert str(many.value) == str(one.value)
-
-
-@settings(max_examples=examples(200))
-@given(st.data())
-def test_groups_do_not_matter(data: st.DataObject) -> None:
-    epochs = data.draw(st.integers(1, 6))
-    lengths = [data.draw(st.sampled_from([1, 7, 300, 1500, 5000, 70_000])) for _ in range(epochs)]
-    run, window = data.draw(st.integers(2, 300)), data.draw(st.sampled_from([1, 5, 64, 900, 1500, 80_000]))
-    asked = data.draw(st.integers(1, 3000))
-    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    # Some epochs are asked for in full, some hardly.
-    epoch = rng.choice(epochs, asked, p=rng.dirichlet(np.full(epochs, 0.5)))
-    if data.draw(st.booleans()):
-        epoch.sort()
-    n = np.array(lengths, dtype=np.int64)[epoch]
-    low = rng.integers(0, n) if data.draw(st.booleans()) else np.arange(asked) % n  # anywhere, or neighbours
-    same = data.draw(st.booleans())  # leaves of different lengths may have one key
-    keys = np.array([mix64(0 if same else one) for one in range(epochs)], dtype=np.uint64)[epoch]
-    found = windows.runs_in_windows(low, n, keys, run, window)
-    expected = windows._shuffle_runs(windows._mix_windows(low, n, keys, window), n, keys, run)
-    assert found.dtype == np.int64 and (found == expected).all()

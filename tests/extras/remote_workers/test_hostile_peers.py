@@ -144,7 +144,7 @@ AGREED = 1 << 16
 
 
 def _honest_frame() -> bytes:
-    jobs = [(7, Job(0, 3, AddressList([0, 0], [7, 3], [1, 1], 9), ("batch", 0, 3)))]
+    jobs = [(7, Job(0, 3, AddressList([(0, 7, 1), (0, 3, 1)], 9), ("batch", 0, 3)))]
     return b"".join(frame(5, wire.pack((jobs, False))))
 
 
@@ -313,7 +313,7 @@ def test_one_byte_of_a_head_is_changed(place: int) -> None:
             next(frames(here, [AGREED]))
 
 
-JOB = Job(0, 3, AddressList([0], [7], [1], 9), ("batch", 0, 3))
+JOB = Job(0, 3, AddressList([(0, 7, 1)], 9), ("batch", 0, 3))
 VALUE: Any = ({}, [0], 0, None, 7)
 ANSWER = (7, True, VALUE)
 

@@ -73,8 +73,9 @@ def doubled(jobs: Any, at: int) -> Any:
         made = jobs(self, pass_number, places)
         for job in made:
             if job.number == at:
-                leaves, indices, epochs = (list(column) for column in zip(*job.addresses, strict=True))
-                object.__setattr__(job, "addresses", AddressList(leaves, indices[:1] + indices[:-1], epochs))
+                leaves, indices, epochs = zip(*job.addresses, strict=True)
+                doubled = zip(leaves, indices[:1] + indices[:-1], epochs, strict=True)
+                object.__setattr__(job, "addresses", AddressList(doubled))
         return made
 
     return of

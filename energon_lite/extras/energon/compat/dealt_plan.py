@@ -105,8 +105,7 @@ class DealtPlan(FixedPlan):
         """See :class:`~energon_lite.batching.plan.Plan`."""
         addresses: list[Sequence[tuple[int, ...]]] = []
         for place in places:
-            leaf, index, epoch = (column.tolist() for column in self.order.lookup(self._positions(place[0])).columns())
-            addresses.append(AddressList(leaf, index, epoch))
+            addresses.append(AddressList(self.order.lookup(self._positions(place[0])).rows()))
         return addresses
 
     def _positions(self, number: int) -> Ints:

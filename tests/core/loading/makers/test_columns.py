@@ -21,7 +21,7 @@ from PIL import Image
 
 from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
 from energon_lite.errors import FatalSampleError, ShardChangedError
-from energon_lite.loading.makers import batch_runner, job_runner
+from energon_lite.loading.makers import job_runner
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -192,8 +192,7 @@ def test_of_large_samples_a_few_are_read_at_a_time(folder: Path, monkeypatch: py
     monkeypatch.setattr(SampleReader, "read", lambda self, some: (sizes.append(len(some)), read(self, some))[1])
     made, jobs = pipeline(str(folder / "one"), OneByOne(), batch_size=20)
     expected = [made.run(job).batch for job in jobs[:3]]
-    for module in (job_runner, batch_runner):
-        monkeypatch.setattr(module, "READ_TOGETHER", 3 * made.largest)
+    monkeypatch.setattr(job_runner, "READ_TOGETHER", 3 * made.largest)
     sizes.clear()
     assert same([made.run(job).batch for job in jobs[:3]], expected) and max(sizes) == 3
 
