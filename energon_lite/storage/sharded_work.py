@@ -39,6 +39,8 @@ Arrays = Mapping[str, NDArray[Any]]
 #: The outcome of a unit: the table of its result, which is in its file, or the error.
 Outcome = Table | EnergonLiteError
 
+#: False: leave all units to helpers, for tests.
+_WORK_HERE = True
 #: Program of a helper.
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_work import serve; serve()"
 
@@ -182,7 +184,7 @@ def run_units(
     Args:
         work: the work on a unit.
         units: the units to do.
-        workers: processes at most that work: helpers, or this one if there are fewer than 2.
+        workers: processes at most, this one included: it works while its helpers start; 0: as 1.
         alone: seconds of work up to which no helpers are started.
 
     Yields:
@@ -197,10 +199,11 @@ def run_units(
     if not left:
         return
     waiting = len(left)
-    pool = _Helpers(work, left, min(workers, waiting))
+    pool = _Helpers(work, left, min(workers, waiting) - _WORK_HERE)
     try:
         for _ in range(waiting):
-            yield pool.results.get()
+            mine = _take(left) if _WORK_HERE and pool.results.empty() else None
+            yield pool.results.get() if mine is None else (mine, _perform(work, mine))
     finally:
         pool.close()
 
@@ -215,7 +218,7 @@ def _take(left: deque[U]) -> U | None:
 
 def _is_little(done: int, last: float, left: int, start: float, alone: float) -> bool:
     """Return True if the rest takes less time than starting helpers. The first unit is slower than the others."""
-    return time.monotonic() - start < alone if done < 2 else last * left < alone
+    return _WORK_HERE and (time.monotonic() - start < alone if done < 2 else last * left < alone)
 
 
 def _perform(work: Work[U, Any], unit: U) -> Outcome:

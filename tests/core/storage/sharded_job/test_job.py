@@ -52,6 +52,12 @@ def begin(root: Path, texts: Sequence[str]) -> None:
     write_inputs(root, list(texts))
 
 
+@pytest.fixture
+def helpers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process leaves all units to its helpers."""
+    monkeypatch.setattr(helpers, "_WORK_HERE", False)
+
+
 @given(st.data())
 def test_ranks_in_any_order_killed_anywhere(fresh: Path, data: st.DataObject) -> None:
     """The same results, nothing is lost, and a unit with a result is not begun again."""
@@ -109,8 +115,10 @@ def test_errors_and_changed_inputs(fresh: Path, texts: list[str], world: int, ch
     assert results(again) == [number**2 for number in expected]
 
 
+@pytest.mark.parametrize("here", [True, False])
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_any_number_of_processes(fresh: Path, workers: int) -> None:
+def test_any_number_of_processes(fresh: Path, monkeypatch: pytest.MonkeyPatch, workers: int, here: bool) -> None:
+    monkeypatch.setattr(helpers, "_WORK_HERE", here)
     begin(fresh, [str(number) for number in range(7)] + ["no"])
     told: list[tuple[int, bool]] = []
     job = job_of(fresh, 8, workers=workers, tick=lambda unit, table, *_: told.append((unit, table is None)))
@@ -120,6 +128,7 @@ def test_any_number_of_processes(fresh: Path, workers: int) -> None:
     assert sorted(done(fresh)) == list(range(8)) and list(job.errors) == [7]
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_a_helper_that_is_killed_costs_one_unit_and_the_next_run_does_it(fresh: Path) -> None:
     begin(fresh, ["1", "die", "3", "die", "5"])
     job = job_of(fresh, 5, workers=2)
@@ -256,6 +265,7 @@ PATCHED = (
 )
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +280,7 @@ SCRIPT = """
 import sys
 from energon_lite.storage.dataset_scan import Shards
 from energon_lite.storage import sharded_work as helpers
+helpers._WORK_HERE = False
 folder = sys.argv[1]
 names = [f"{i:02d}.tar" for i in range(12)]
 done = dict(helpers.run_units(Shards(folder), names, workers=2))
@@ -285,6 +296,7 @@ def test_a_script_without_a_main_guard(folder: Path, tmp_path: Path) -> None:
     assert (output.stdout, output.stderr) == ("78\n", "")
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_helpers_do_not_import_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     witness = tmp_path / "modules"
     boot = helpers._BOOT + f"; open({str(witness)!r}, 'w').write(' '.join(sys.modules))"
@@ -324,6 +336,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_an_answer_that_cannot_be_read_costs_one_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in the thread that asks: the unit has an error, and nobody waits for its result."""
     stranger = "import sys; sys.stdout.buffer.write(b'cnowhere\\nNothing\\n.'); sys.stdout.flush(); sys.stdin.read()"
@@ -333,12 +346,14 @@ def test_an_answer_that_cannot_be_read_costs_one_unit(folder: Path, monkeypatch:
     assert all(isinstance(result, WorkerError) and "nowhere" in result.what for result in results)
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_why_there_is_no_helper_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(folder / "no python"))
     results = in_time(lambda: scan(folder))
     assert all(isinstance(result, WorkerError) and "No such file" in result.what for result in results)
 
 
+@pytest.mark.usefixtures("helpers_alone")
 def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-C, which comes while one waits for a unit."""
     monkeypatch.setattr(helpers, "_BOOT", boot_with(f"{PATCHED}; before = lambda n: n > '01.tar' and time.sleep(600)"))
