@@ -82,7 +82,7 @@ class Rows:
                 for _, access in named:
                     values.append(value if access is None else access.follow({access.part: value}))
             sources = ((self._sources or self._all_sources(columns))[at],)
-            base = columns.keys[at], restore_key, fields.labels.copy(), sources
+            base = columns.keys[at], restore_key, fields.labels(), sources
             return fields.make(*zip((*base, *values), strict=True))[0]
         except Exception as error:
             if self._log is not None:
@@ -101,8 +101,7 @@ class Rows:
         if fields is None or columns is None or not values:
             return None
         sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of length 1 for each sample
-        labels = map(dict.copy, repeat(fields.labels))
-        return fields.make(columns.keys, restore_keys, labels, sources, *values)
+        return fields.make(columns.keys, restore_keys, iter(fields.labels, None), sources, *values)
 
     def fields(self) -> dict[str, list[Any]]:
         """Return the fields of all samples, by name; empty if they cannot be made from columns."""
@@ -148,8 +147,8 @@ def batch_of_rows(
     if len(rows) == 1:
         ((leaf_rows, stored),) = _found(rows)
         keys = stored.keys
-        subflavors = [first.labels.copy() for _ in stored.keys]
-        sources = SourceList(leaf_rows.leaf.source.path, leaf_rows.indices, stored.shards, keys, stored.names)
+        subflavors = [first.labels() for _ in keys]
+        sources = SourceList(leaf_rows.leaf.source.path, leaf_rows.indices, stored.shards, [*keys], stored.names)
     else:
         keys, sources, subflavors = _merged(rows, places)
         columns = {name: in_order([values[name] for values in fields.values()], places) for name in columns}
@@ -170,11 +169,11 @@ def _merged(
         in_order([[leaf_rows.leaf.source.path] * len(columns.keys) for leaf_rows, columns in of_leaves], places),
         in_order([leaf_rows.indices for leaf_rows, _ in of_leaves], places),
         in_order([columns.shards for _, columns in of_leaves], places),
-        keys,
+        [*keys],
         in_order([[columns.names] * len(columns.keys) for _, columns in of_leaves], places),
     )
-    labels = [leaf_rows.leaf.loader.subflavors for leaf_rows, _ in of_leaves]
-    copies = [[dict(subflavors) for _ in mine] for subflavors, mine in zip(labels, places.values(), strict=True)]
+    plans = [leaf_rows.leaf.fields for leaf_rows in rows.values()]
+    copies = [[plan.labels() for _ in mine] for plan, mine in zip(plans, places.values(), strict=True) if plan]
     return keys, sources, in_order(copies, places)
 
 

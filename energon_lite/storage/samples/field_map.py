@@ -7,6 +7,7 @@ alternatives that the sample has.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -256,6 +257,13 @@ class SampleLoader:
         """Names of the parts to read; None for all."""
         return self.part_filter if self.field_map is None else self.field_map.parts
 
+    @cached_property
+    def labels(self) -> Callable[[], dict[str, Any]]:
+        """Function that copies the subflavors, for a sample."""
+        own = dict(self.subflavors)
+        is_nested = any(isinstance(value, (dict, list)) for value in own.values())
+        return partial(copy.deepcopy, own) if is_nested else own.copy
+
     def reader(self, source: AnySource) -> SampleReader:
         """Return the reader of the parts that samples are made of."""
         assert isinstance(source, WebdatasetSource)
@@ -281,7 +289,7 @@ class SampleLoader:
             base: dict[str, Any] = {
                 "__key__": raw.key,
                 "__restore_key__": restore_key,
-                "__subflavors__": dict(self.subflavors),
+                "__subflavors__": self.labels(),
                 "__sources__": (raw.source,),
             }
             if self.field_map is not None and self.sample_type is not None:
