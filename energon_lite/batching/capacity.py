@@ -78,6 +78,8 @@ class Capacity:
         if self.unit not in UNITS:
             raise UsageError(f"unknown unit of capacity: {self.unit!r}", fix=f"use one of {', '.join(UNITS)}")
         at_least_one(multiple=self.multiple)
+        if not hasattr(self.limit, "__index__"):
+            raise UsageError(f"a capacity of {self.limit!r} {self.unit}", fix="give an integer")
         if self._size(1) > self.limit:
             raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
+
 from energon_lite.batching.best_fit_decreasing import BestFitDecreasing
 from energon_lite.batching.capacity import AttentionCost, Capacity, Ints, Unit, checked_lengths
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
@@ -196,7 +198,7 @@ def to_dict(strategy: Strategy) -> dict[str, Any]:
         elif value.unit == "cost":
             made_by = value.cost if hasattr(value.cost, "__qualname__") else type(value.cost)
             document["cost"] = f"{made_by.__module__}:{made_by.__qualname__}"
-    return document
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in document.items()}
 
 
 def capacity_of(strategy: Strategy) -> Capacity | None:

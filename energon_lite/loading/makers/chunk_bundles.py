@@ -128,11 +128,12 @@ class BundlesByGroup:
                 fix="let one of the two say it, and the other be None",
             )
         size = self.size if size is None else size
-        if not isinstance(size, int) or size < 1:
+        if not hasattr(size, "__index__") or size < 1:
             raise FatalSampleError(
-                f"batch_group_criterion gave group {key!r} batches of {size!r} samples", fix="give at least 1"
+                f"batch_group_criterion gave group {key!r} batches of {size!r} samples",
+                fix="give an integer, at least 1",
             )
-        return key, size
+        return key, int(size)
 
 
 def begin_of(number: int, run: ChunkRun) -> ChunkPlace:

@@ -3,6 +3,7 @@ strategies as documents."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -289,6 +290,14 @@ def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str
 def test_values_that_cannot_work(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         strategy_from_dict(document)
+
+
+def test_a_capacity_is_an_integer() -> None:
+    """numpy's are written as Python's, so that states can be stored."""
+    assert json.dumps(to_dict(Greedy(Capacity(np.int64(10))))) == json.dumps(to_dict(Greedy(Capacity(10))))
+    for wrong in (10.0, "10"):
+        with pytest.raises(UsageError, match="give an integer"):
+            Capacity(wrong)
 
 
 def test_a_cost_function_of_ones_own_is_named() -> None:

@@ -200,8 +200,8 @@ def test_forked_workers_of_a_trainer_with_busy_threads(leaf_of: Any, caplog: pyt
 class Groups(TaskEncoder):
     """Batches of what comes: hooks decide how many there are."""
 
-    def batch_group_criterion(self, sample: Any) -> tuple[str, int]:
-        return sample.__key__[-1], 2
+    def batch_group_criterion(self, sample: Any) -> tuple[str, Any]:
+        return sample.__key__[-1], np.int64(2)
 
 
 def said(loader: SavableDataLoader) -> list[bool | None]:
