@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
@@ -116,10 +117,12 @@ class BundlesByGroup:
         try:
             key, size = criterion
             hash(key)
+            if isinstance(key, torch.Tensor):  # its hash is that of the object: each sample would be a group
+                raise TypeError
         except (TypeError, ValueError):
             raise FatalSampleError(
                 f"batch_group_criterion returned {criterion!r}",
-                fix="return (key, batch size or None), with a key that can be hashed",
+                fix="return (key, batch size or None), with a key that can be hashed by its value; of a tensor, its item()",
             ) from None
         if (size is None) == (self.size is None):
             raise FatalSampleError(
