@@ -122,7 +122,7 @@ class BundlesByGroup:
         except (TypeError, ValueError):
             raise FatalSampleError(
                 f"batch_group_criterion returned {criterion!r}",
-                fix="return (key, batch size or None), with a key that can be hashed by its value; of a tensor, its item()",
+                fix="return (key, batch size or None), with a key that can be hashed; of a tensor, its item()",
             ) from None
         if (size is None) == (self.size is None):
             raise FatalSampleError(
