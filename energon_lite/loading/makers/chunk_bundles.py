@@ -130,13 +130,13 @@ class BundlesByGroup:
                 f"batch_size={self.size}",
                 fix="let one of the two say it, and the other be None",
             )
-        size = self.size if size is None else size
-        if not hasattr(size, "__index__") or size < 1:
+        given: Any = self.size if size is None else size
+        if not hasattr(given, "__index__") or given < 1:
             raise FatalSampleError(
-                f"batch_group_criterion gave group {key!r} batches of {size!r} samples",
+                f"batch_group_criterion gave group {key!r} batches of {given!r} samples",
                 fix="give an integer, at least 1",
             )
-        return key, int(size)
+        return key, int(given)
 
 
 def begin_of(number: int, run: ChunkRun) -> ChunkPlace:
