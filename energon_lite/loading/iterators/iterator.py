@@ -130,12 +130,14 @@ class DatasetIterator(ABC):
     def take(self) -> Result | None:
         """Return the next result of this rank; None: the loop is over. After an error, it is the same result again."""
         while (result := self._take()) is not None and self._is_skipped(*self.step):
-            # The samples of the step are not delivered, but failures of other samples in its jobs are counted.
-            self._report.add(
-                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
-            )
-            self.advance()
+            self._skip_result(result)
         return result
+
+    def _skip_result(self, result: Result) -> None:
+        """Move past a step that is skipped. Its samples are not delivered, but failures of other samples in its jobs
+        are counted."""
+        self._report.add([outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0)
+        self.advance()
 
     def _take(self) -> Result | None:
         """Return the result of the next step, which may be one that is skipped; None: the loop is over."""

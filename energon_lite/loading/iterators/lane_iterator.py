@@ -60,6 +60,9 @@ class LaneIterator(DatasetIterator):
 
     def is_over(self) -> bool:
         self._step = self.cursor.position
+        while not self._loop_is_over() and self._is_skipped(*self.step):
+            self._skip_result(self._made(self._step) or Result(None))
+            self._step = self.cursor.position
         return self._loop_is_over()
 
     def follow(self, step: tuple[int, int] | None) -> None:
@@ -114,10 +117,12 @@ class LaneIterator(DatasetIterator):
                 self._end_pass()
                 return None
             step = self._step = next_step
+        return self._made(step) or Result(None if self.dataset.is_endless else self._empty())
+
+    def _made(self, step: int) -> Made | None:
+        """Take this rank's micro-batch of a step, or None."""
         self._taken = made = self._peek(step) if self._reads else None
-        if made is not None:
-            return made
-        return Result(None if self.dataset.is_endless else self._empty())
+        return made
 
     def _next_step(self) -> int | None:
         """Return the position of the first step that is not empty on all ranks; None: the pass is over."""

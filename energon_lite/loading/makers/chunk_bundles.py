@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
@@ -116,10 +117,12 @@ class BundlesByGroup:
         try:
             key, size = criterion
             hash(key)
+            if isinstance(key, torch.Tensor):  # its hash is that of the object: each sample would be a group
+                raise TypeError
         except (TypeError, ValueError):
             raise FatalSampleError(
                 f"batch_group_criterion returned {criterion!r}",
-                fix="return (key, batch size or None), with a key that can be hashed",
+                fix="return (key, batch size or None), with a key that can be hashed; of a tensor, its item()",
             ) from None
         if (size is None) == (self.size is None):
             raise FatalSampleError(
@@ -127,12 +130,13 @@ class BundlesByGroup:
                 f"batch_size={self.size}",
                 fix="let one of the two say it, and the other be None",
             )
-        size = self.size if size is None else size
-        if not isinstance(size, int) or size < 1:
+        given: Any = self.size if size is None else size
+        if not hasattr(given, "__index__") or given < 1:
             raise FatalSampleError(
-                f"batch_group_criterion gave group {key!r} batches of {size!r} samples", fix="give at least 1"
+                f"batch_group_criterion gave group {key!r} batches of {given!r} samples",
+                fix="give an integer, at least 1",
             )
-        return key, size
+        return key, int(given)
 
 
 def begin_of(number: int, run: ChunkRun) -> ChunkPlace:

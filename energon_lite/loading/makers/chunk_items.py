@@ -199,19 +199,18 @@ class ChunkItems:
         first = run.packs
         place = run.selects()
         run.at = (*start, first, 0)
-        packs, pushed_back = self._select(buffer, start, turn, run)
+        packs, items, pushed_back = self._select(buffer, start, turn, run)
         run.is_end = not pushed_back or (run.job.pushback and _is_end(buffer, pushed_back, fresh))
         restarts = run.is_end and bool(pushed_back) and not is_last
         end = pushed_back[0].start if restarts else end
         run.filled(place, end if restarts else None)
         run.packs = first + len(packs)
-        known = {id(sample.value): sample for sample in buffer}
-        for number, pack in enumerate(packs, first):
+        for number, (pack, own) in enumerate(zip(packs, items, strict=True), first):
             here = (*start, number)
             if not self.hooks.whole_chunks and (*start, number + 1, 0) <= run.job.first.reading:
                 continue
             run.at = (*here, 0)
-            encoded, origins = self._encode_selected(pack, known, here, run)
+            encoded, origins = self._encode_selected(pack, own, here, run)
             if not encoded:
                 continue
             origins = [origin for origin in origins if origin is not _COUNTED]
@@ -226,9 +225,9 @@ class ChunkItems:
 
     def _select(
         self, buffer: list[Item], start: tuple[int, int], turn: int, run: ChunkRun
-    ) -> tuple[list[list[Any]], list[Item]]:
-        """Return the packs of the selection, without empty ones, and the samples that it pushes back. Samples that are
-        left out are counted."""
+    ) -> tuple[list[list[Any]], list[list[Item | None]], list[Item]]:
+        """Return the packs of the selection, without empty ones, their items, and the samples that it pushes back.
+        Samples that are left out are counted."""
         values = [sample.value for sample in buffer]
         name = SampleNames(f"a buffer of {len(buffer)}", _addresses(buffer), run.runner.leaves)
         try:
@@ -238,12 +237,13 @@ class ChunkItems:
                 )
         except Rejected as rejected:
             run.fail(rejected.failure, _addresses(buffer))
-            return [], []
-        left_out = _not_selected(buffer, [*packs, pushback])
+            return [], [], []
+        items = _items_of(buffer, packs, pushback)
+        left_out = _not_selected(buffer, [*packs, pushback], items)
         if left_out:
             why = dropped("select_samples_to_pack", "it was not selected", name="a sample")
             run.fail(why, _addresses(left_out))
-        return packs, _pushed_back(buffer, packs, pushback)
+        return packs, items[:-1], _pushed_back(buffer, packs, pushback, items)
 
     def _selected(self, buffer: list[Item], values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
         """Call the selection; return its packs and the values that it pushes back."""
@@ -260,16 +260,15 @@ class ChunkItems:
         return [pack for pack in packs if pack], list(selected.pushback)
 
     def _encode_selected(
-        self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], run: ChunkRun
+        self, pack: list[Any], items: list[Item | None], here: tuple[int, int, int], run: ChunkRun
     ) -> tuple[list[Any], Origins]:
         """Return the samples of a pack after ``postencode_sample``, without failures, and their addresses."""
-        origins: Origins = [_origin(value, known.get(id(value))) for value in pack]
+        origins: Origins = list(map(_origin, pack, items))
         for hook in self.hooks.selected:
             encoded = list[Any]()
             encoded_origins = list[Address | None]()
-            for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
+            for place, (value, origin, item) in enumerate(zip(pack, origins, items, strict=True)):
                 # A sample has its own randomness; an object that the selection made has that of its place.
-                item = known.get(id(value))
                 if item is None or item.result is None or item.origins[0] in (None, _COUNTED):
                     context = run.of_chunk(_SELECTED, *here, place, number=here[0] + here[2])
                 else:
@@ -309,17 +308,34 @@ def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) ->
     )
 
 
-def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[Item]:
+def _items_of(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[list[Item | None]]:
+    """Return the item of each value in packs, and in the pushback; None: an object that the selection made. An object
+    that is the value of several samples, such as a small number, stands for one after the other; at last for the end of
+    the buffer."""
+    left: dict[int, list[Item | None]] = {}
+    for sample in buffer:
+        left.setdefault(id(sample.value), []).append(sample)
+
+    def take(value: Any, place: int) -> Item | None:
+        items = left.get(id(value), [None])
+        return items.pop(place) if len(items) > 1 else items[0]
+
+    back = [take(value, -1) for value in reversed(pushback)]
+    return [*([take(value, 0) for value in pack] for pack in packs), back[::-1]]
+
+
+def _pushed_back(
+    buffer: list[Item], packs: list[list[Any]], pushback: list[Any], items: list[list[Item | None]]
+) -> list[Item]:
     """Return the samples of the next buffer. A sample that is also in a pack, in part, is counted with that pack."""
-    items = {id(sample.value): sample for sample in buffer}
     by_key = {key: sample for sample in buffer if (key := _restore_key(sample.value)) is not None}
-    packed, packed_keys = _marks(packs)
+    packed, packed_keys = _marks(packs, items[:-1])
     next_samples = []
-    for value in pushback:
+    for value, own in zip(pushback, items[-1], strict=True):
         key = _restore_key(value)
-        item = items.get(id(value)) or by_key.get(key) or buffer[-1]
-        is_new = item.value is not value and key not in by_key
-        again = is_new or id(value) in packed or key in packed_keys
+        item = own or by_key.get(key) or buffer[-1]
+        is_new = own is None and key not in by_key
+        again = is_new or id(item) in packed or key in packed_keys
         next_samples.append(replace(item, value=value, origins=(_COUNTED,) if again else item.origins))
     return next_samples
 
@@ -338,16 +354,17 @@ def _addresses(samples: list[Item]) -> Origins:
     return [None if sample.origins[0] is _COUNTED else sample.origins[0] for sample in samples]
 
 
-def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:
+def _not_selected(buffer: list[Item], packs: list[list[Any]], items: list[list[Item | None]]) -> list[Item]:
     """Return the samples that are in no pack. Copies that a selection makes are identified by their restore keys."""
-    selected, keys = _marks(packs)
-    return [sample for sample in buffer if id(sample.value) not in selected and _restore_key(sample.value) not in keys]
+    selected, keys = _marks(packs, items)
+    return [sample for sample in buffer if id(sample) not in selected and _restore_key(sample.value) not in keys]
 
 
-def _marks(packs: list[list[Any]]) -> tuple[set[int], set[Any]]:
-    """Return the ids of the values in packs, and their restore keys, as far as they have any."""
-    values = [value for pack in packs for value in pack]
-    return set(map(id, values)), {key for value in values if (key := _restore_key(value)) is not None}
+def _marks(packs: list[list[Any]], items: list[list[Item | None]]) -> tuple[set[int], set[Any]]:
+    """Return the ids of the items in packs, and the restore keys of other values, as far as they have any."""
+    pairs = [pair for pack, own in zip(packs, items, strict=True) for pair in zip(pack, own, strict=True)]
+    others = (_restore_key(value) for value, item in pairs if item is None)
+    return {id(item) for _, item in pairs if item is not None}, {key for key in others if key is not None}
 
 
 def _origin(value: Any, item: Item | None) -> Address | None:

@@ -9,7 +9,7 @@ from energon_lite.batching.digests import address_hash, address_hashes, part_has
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
-from energon_lite.loading.makers.hook_errors import returned_beside_yield, returned_nothing
+from energon_lite.loading.makers.hook_errors import NEVER_A_RESULT, check_result, returned_beside_yield
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
@@ -97,7 +97,7 @@ class ChunkRun:
         results: list[Any] = []
         try:
             if hook in self.runner.hooks.generators:
-                guarded(hook, leaf, names, argument, _drain, function, hook, argument, results)
+                guarded(hook, leaf, names, argument, _drain, function, hook, argument, results, names)
             else:
                 results.append(guarded(hook, leaf, names, argument, function, argument))
         except UnlikeError as unlike:
@@ -214,7 +214,9 @@ def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:
     return Failure(leaf, name, stage, reason, skipped=True, dropped=True)
 
 
-def _drain(function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, results: list[Any]) -> int:
+def _drain(
+    function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, results: list[Any], names: SampleNames | str
+) -> int:
     made = function(argument)
     while True:
         try:
@@ -223,6 +225,6 @@ def _drain(function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, r
             if end.value is not None:
                 raise returned_beside_yield(hook, function, end.value) from None
             return len(results)
-        if result is None:
-            raise returned_nothing(hook, function, verb="yielded")
+        if type(result) in NEVER_A_RESULT or isinstance(result, BaseException):
+            check_result(result, hook, function, f"{names}", verb="yielded")
         results.append(result)  # kept even if the next one fails

@@ -83,7 +83,7 @@ class Rows:
             return fields.kind(
                 __key__=columns.keys[at],
                 __restore_key__=restore_key,
-                __subflavors__=fields.labels.copy(),
+                __subflavors__=fields.labels(),
                 __sources__=((self._sources or self._all_sources(columns))[at],),
                 **values,
             )
@@ -136,8 +136,8 @@ def batch_of_rows(
     if len(rows) == 1:
         ((leaf_rows, stored),) = _found(rows)
         keys = stored.keys
-        subflavors = [first.labels.copy() for _ in stored.keys]
-        sources = SourceList(leaf_rows.leaf.source.path, leaf_rows.indices, stored.shards, keys, stored.names)
+        subflavors = [first.labels() for _ in keys]
+        sources = SourceList(leaf_rows.leaf.source.path, leaf_rows.indices, stored.shards, [*keys], stored.names)
     else:
         keys, sources, subflavors = _merged(rows, places)
         columns = {name: in_order([values[name] for values in fields.values()], places) for name in columns}
@@ -158,11 +158,11 @@ def _merged(
         in_order([[leaf_rows.leaf.source.path] * len(columns.keys) for leaf_rows, columns in of_leaves], places),
         in_order([leaf_rows.indices for leaf_rows, _ in of_leaves], places),
         in_order([columns.shards for _, columns in of_leaves], places),
-        keys,
+        [*keys],
         in_order([[columns.names] * len(columns.keys) for _, columns in of_leaves], places),
     )
-    labels = [leaf_rows.leaf.loader.subflavors for leaf_rows, _ in of_leaves]
-    copies = [[dict(subflavors) for _ in mine] for subflavors, mine in zip(labels, places.values(), strict=True)]
+    plans = [leaf_rows.leaf.fields for leaf_rows in rows.values()]
+    copies = [[plan.labels() for _ in mine] for plan, mine in zip(plans, places.values(), strict=True) if plan]
     return keys, sources, in_order(copies, places)
 
 

@@ -120,21 +120,26 @@ def note_where(error: BaseException, stage: str, whose: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", ()), f"  in {stage}, for {whose}"]
 
 
-def check_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> None:
+def check_result(value: Any, stage: str, function: Callable[..., Any], whose: str, *, verb: str = "returned") -> None:
     """Refuse a value that no hook may return.
 
     Raises:
         FatalSampleError: names the hook, the value and the fix.
     """
     if value is None:
-        raise returned_nothing(stage, function, whose=whose)
+        raise returned_nothing(stage, function, verb=verb, whose=whose)
     fix = _MISTAKES.get(type(value))
     if isinstance(value, BaseException):
         fix = f"did you mean `raise {type(value).__name__}(...)`?"
     if fix is None:
         return
-    what = f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}"
-    what += ", but is not a generator function" if type(value) is types.GeneratorType else f", for {whose}"
+    what = f"{getattr(function, '__name__', stage)} {verb} a {type(value).__name__}"
+    if type(value) is not types.GeneratorType:
+        what += f", for {whose}"
+    elif verb == "yielded":
+        fix = "write `yield from` in place of `yield`"
+    else:
+        what += ", but is not a generator function"
     if type(value) in (types.CoroutineType, types.GeneratorType):
         value.close()  # else Python warns that it was never awaited
     raise FatalSampleError(what, where=place_of(function), fix=fix)

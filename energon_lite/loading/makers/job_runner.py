@@ -7,6 +7,7 @@ parts), each sample is read by itself, so that an error is reported for the samp
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
@@ -368,4 +369,4 @@ class JobRunner(HookSteps):
             context.seed_globals()
         if not is_overridden(self.encoder, "empty_batch"):
             rows = rows_like(like, rows, type(self.encoder).__name__)
-        return self.encoder.empty_batch(like, rows)
+        return self.encoder.empty_batch(copy.copy(like), rows)  # the hook may return what it is given

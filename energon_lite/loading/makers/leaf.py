@@ -34,7 +34,7 @@ class LeafFields:
 
     Attributes:
         kind: type of the samples.
-        labels: subflavors, which are copied into each sample.
+        labels: function that copies the subflavors, for a sample.
         parts: names of the parts that are needed.
         steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
             accesses into the decoded value (None: the whole value).
@@ -44,7 +44,7 @@ class LeafFields:
 
     def __init__(self, kind: type[Sample], loader: SampleLoader, fields: Mapping[str, Access]):
         self.kind = kind
-        self.labels = dict(loader.subflavors)
+        self.labels = loader.labels
         self.parts = frozenset(access.part for access in fields.values())
         self.steps: dict[str, tuple[Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = {
             part: (None if loader.decoder is None else loader.decoder.function(part), []) for part in self.parts

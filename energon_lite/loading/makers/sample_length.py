@@ -16,6 +16,7 @@ from energon_lite.errors import FatalSampleError, at_least_one, did_you_mean, fi
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.tensors import fields_of
+from energon_lite.worker_config import whole_numbers
 
 #: Fields that are taken for the tokens of a sample by default.
 LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
@@ -135,7 +136,7 @@ DEFAULT_BUFFER = 128
 
 def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
     """Return the default selection for an encoder; None: it has its own selection, or does not pack."""
-    capacity = encoder.pack_capacity
+    (capacity,) = whole_numbers(pack_capacity=encoder.pack_capacity)
     if capacity is None or is_overridden(encoder, "select_samples_to_pack"):
         return None
     at_least_one("give the tokens of a pack, or None", pack_capacity=capacity)

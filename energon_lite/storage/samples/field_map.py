@@ -7,11 +7,12 @@ alternatives that the sample has.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, SampleError, did_you_mean, listed
@@ -244,6 +245,13 @@ class SampleLoader:
         """Names of the parts to read; None for all."""
         return self.part_filter if self.field_map is None else self.field_map.parts
 
+    @cached_property
+    def labels(self) -> Callable[[], dict[str, Any]]:
+        """Function that copies the subflavors, for a sample."""
+        own = dict(self.subflavors)
+        is_nested = any(isinstance(value, (dict, list)) for value in own.values())
+        return partial(copy.deepcopy, own) if is_nested else own.copy
+
     def reader(self, source: AnySource) -> SampleReader:
         """Return the reader of the parts that samples are made of."""
         assert isinstance(source, WebdatasetSource)
@@ -269,7 +277,7 @@ class SampleLoader:
             base: dict[str, Any] = {
                 "__key__": raw.key,
                 "__restore_key__": restore_key,
-                "__subflavors__": dict(self.subflavors),
+                "__subflavors__": self.labels(),
                 "__sources__": (raw.source,),
             }
             if self.field_map is not None and self.sample_type is not None:

@@ -111,6 +111,19 @@ def test_the_first_two_samples_need_not_go_together(leaf_of: Any, monkeypatch: p
     assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
 
 
+def test_a_batch_without_samples_may_be_what_the_hook_is_given(leaf_of: Any) -> None:
+    """Each is made of the same one: neither the hook's changes nor the trainer's are in the next one."""
+
+    class Emptied(Rows):
+        def empty_batch(self, like: Any, rows: int) -> Any:
+            assert len(like["x"]) == rows
+            like["x"] = like["x"][:0]
+            return like
+
+    loader = val_loader(leaf_of(5), rank=1, world_size=2, batch_size=5, task_encoder=Emptied())
+    assert [len(batch.pop("x")) for _ in range(3) for batch in loader] == [0, 0, 0]
+
+
 class Rows(TaskEncoder):
     """Batches with a tensor."""
 

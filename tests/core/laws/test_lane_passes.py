@@ -208,8 +208,9 @@ def test_failures_are_only_in_a_row_where_nothing_went_well_between(leaf_of: Any
         (lambda number: ("all", 2), 2, "let one of the two say it"),
         (lambda number: ("all", None), None, "let one of the two say it"),
         (lambda number: 5, 2, "returned 5"),
+        (lambda number: (torch.tensor(number % 2), None), 2, "returned .tensor"),
     ],
-    ids=["same size", "both", "neither", "no pair"],
+    ids=["same size", "both", "neither", "no pair", "tensor"],
 )
 def test_wrong_group_criteria_end_the_run(leaf_of: Any, criterion: Any, size: int | None, words: str) -> None:
     class Groups(TaskEncoder):

@@ -56,7 +56,7 @@ register_source("mix", lambda url, split_part: Mix(url))
 class Packed(Listed):
     """All that has to be written."""
 
-    pack_capacity = CAPACITY
+    pack_capacity = np.int64(CAPACITY)
 
     def __init__(self, skips: int = 0):
         self.skips = skips

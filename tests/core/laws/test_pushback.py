@@ -182,6 +182,33 @@ def test_nothing_is_lost(
     assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
 
 
+class Numbers(TaskEncoder):
+    """Samples are numbers: integers that are equal are one object in Python, and floats are not."""
+
+    def __init__(self, kind: type):
+        self.preencode_sample = lambda sample: kind(size_of(sample.__key__))
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return PackedSamplesOutput([samples[:4], samples[4:8]], pushback=samples[9:])  # one is left out
+
+    def postencode_sample(self, sample: Any) -> Any:
+        return sample, float(self.rng.random())
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_samples_that_are_one_object(leaf_of: Callable[..., Path]) -> None:
+    """Each is counted, and has its own random numbers."""
+    found = []
+    for kind in (float, int):
+        with val_loader(leaf_of(50), packing_buffer_size=12, task_encoder=Numbers(kind), chunk_size=24) as loader:
+            found.append(
+                ([(pack, loader.digest) for pack in loader], loader.stats()["samples"], loader.stats()["dropped"])
+            )
+    assert found[0] == found[1] and found[0][1] > 30 and sum(found[0][1:]) == 50
+
+
 @pytest.mark.parametrize("kind", [Full, Greedy])
 def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
     """Another batch size begins behind all chunks that were begun; what is passed over is known."""

@@ -200,8 +200,8 @@ def test_forked_workers_of_a_trainer_with_busy_threads(leaf_of: Any, caplog: pyt
 class Groups(TaskEncoder):
     """Batches of what comes: hooks decide how many there are."""
 
-    def batch_group_criterion(self, sample: Any) -> tuple[str, int]:
-        return sample.__key__[-1], 2
+    def batch_group_criterion(self, sample: Any) -> tuple[str, Any]:
+        return sample.__key__[-1], np.int64(2)
 
 
 def said(loader: SavableDataLoader) -> list[bool | None]:
@@ -234,6 +234,8 @@ def test_an_endless_stream_ends_with_its_virtual_epoch(leaf_of: Callable[..., Pa
 def test_nobody_knows_where_hooks_decide(leaf_of: Callable[..., Path]) -> None:
     assert set(said(train_loader(leaf_of(14), task_encoder=Groups(), repeat=False))) == {None}
     assert said(train_loader(leaf_of(14), task_encoder=Groups(), virtual_epoch_length=2)) == [False, True]
+    skipping = train_loader(leaf_of(14), task_encoder=Groups(), virtual_epoch_length=3, skip_steps=[1, 2])
+    assert said(skipping) == [True]
 
 
 class Odd(Groups):

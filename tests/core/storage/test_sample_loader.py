@@ -46,6 +46,9 @@ def test_every_sample_has_subflavors_of_its_own() -> None:
     assert first.__subflavors__ is not None
     first.__subflavors__["changed"] = True
     assert second.__subflavors__ == {"source": "web"} == TEXT.subflavors
+    nested = replace(TEXT, subflavors={"tags": ["a"]})
+    nested.load(raw(json=b'{"t": ""}'), ()).__subflavors__["tags"].append("b")
+    assert nested.load(raw(json=b'{"t": ""}'), ()).__subflavors__ == {"tags": ["a"]}
 
 
 def test_a_crude_sample() -> None:

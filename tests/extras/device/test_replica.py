@@ -37,7 +37,13 @@ class Lengths(TaskEncoder):
 
 
 def _loader(
-    path: Path, mesh_shape: tuple[int, ...], encoder: Any, options: Any = None, check_peers: bool = True, **roles: Any
+    path: Path,
+    mesh_shape: tuple[int, ...],
+    encoder: Any,
+    options: Any = None,
+    check_peers: bool = True,
+    skip_steps: Any = (),
+    **roles: Any,
 ) -> Any:
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("pp", "dp", "cp", "tp"))
     config = WorkerConfig.from_mesh(mesh, num_workers=0, **roles)
@@ -45,7 +51,7 @@ def _loader(
     dataset = get_train_dataset(
         path, batch_size=2, worker_config=config, task_encoder=encoder, **order | (options or {})
     )
-    return get_savable_loader(dataset, check_peers=check_peers)
+    return get_savable_loader(dataset, check_peers=check_peers, skip_steps=skip_steps)
 
 
 def _plain(batch: Any) -> Any:
@@ -115,17 +121,19 @@ def test_the_last_stage_gets_the_fields_it_needs(leaf_of: Any, run_ranks: RunRan
     assert all(names == ["__key__", "__restore_key__", "labels"] for names in last)
 
 
-@pytest.mark.parametrize("repeat", [True, False])
-def test_ranks_that_only_receive_are_at_the_same_step(leaf_of: Any, repeat: bool, run_ranks: RunRanks) -> None:
-    packed: dict[str, Any] = {"packing_buffer_size": 1, "repeat": repeat, "max_samples_per_sequence": 1}
+@pytest.mark.parametrize(("repeat", "epoch", "skip"), [(True, 0, ()), (False, 0, ()), (True, 6, [1, 4, 5, 7, 12])])
+def test_ranks_that_only_receive_are_at_the_same_step(
+    leaf_of: Any, repeat: bool, epoch: int, skip: list[int], run_ranks: RunRanks
+) -> None:
+    packed: dict[str, Any] = {"packing_buffer_size": 1, "repeat": repeat, "virtual_epoch_length": epoch}
 
     def rank_main(rank: int) -> Any:
-        with _loader(leaf_of(9, "share"), (1, 2, 1, 2), Packs(), packed, share="broadcast") as loader:
+        with _loader(leaf_of(9, "share"), (1, 2, 1, 2), Packs(), packed, skip_steps=skip, share="broadcast") as loader:
             steps = [loader.state_dict() for _ in range(3) for _, _ in zip(range(7), loader, strict=False)]
         return [[state[name] for name in ("pass_number", "position", "loop_start")] for state in steps]
 
     reads, *others = run_ranks(4, rank_main)
-    assert others == [reads] * 3 and len(reads) == (21 if repeat else 15)
+    assert others == [reads] * 3 and len(reads) == (13 if epoch else 21 if repeat else 15)
 
 
 class FailsOnThird(Lengths):

@@ -117,9 +117,12 @@ class LoopedIterator(DatasetIterator):
 
     def is_over(self) -> bool:
         while not self._has_ended():
-            if not self._inner.is_over():
+            if self._inner.is_over():
+                self._end(0)
+            elif self._is_skipped(*self.step):
+                self._skip_result(self._take() or Result(None))
+            else:
                 return False
-            self._end(0)
         return True
 
     def _take(self) -> Result | None:

@@ -168,6 +168,11 @@ def test_the_same_to_the_byte(
         assert quick.outcomes == slow.outcomes
         again = pickle.loads(pickle.dumps(quick.batch))
         assert same(again, slow.batch) and again.__sources__ == slow.batch.__sources__
+        changed = pickle.loads(pickle.dumps(quick.batch))
+        changed.__key__.clear()
+        assert changed.__sources__ == slow.batch.__sources__
+        quick.batch.__subflavors__[0].get("more", []).append(2)
+        assert labels in (None, {"more": [1]})
 
 
 def _windows(windows: tuple[int | None, int | None]) -> dict[str, Any]:

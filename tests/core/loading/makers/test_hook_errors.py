@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -116,6 +117,25 @@ def test_a_hook_that_returns_nothing_is_an_error(
     text = str(_end(_loader(path, encoder, workers, **KINDS[kind])))
     assert what in text and f"{__file__}:{function.__code__.co_firstlineno}" in text
     assert ("did you forget `yield" if "yielded" in what else "did you forget `return") in text
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (
+            lambda: (part for part in "ab"),
+            "encode_sample yielded a generator\n  where: .*\n  fix:   write `yield from`",
+        ),
+        (lambda: TaskEncoder, "encode_sample yielded a type, for a-"),
+        (lambda: SkipSample("no"), "yielded a SkipSample, for a-.*\n.*\n  fix:   did you mean `raise SkipSample"),
+    ],
+)
+def test_a_hook_that_yields_what_none_may_return_is_an_error(leaf_of: Any, make: Any, what: str) -> None:
+    class Yields(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Iterator[Any]:
+            yield make()
+
+    assert re.search(what, str(_end(_loader(leaf_of(300), Yields()))))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), RuntimeError("memory of elephants")])

@@ -155,6 +155,12 @@ def test_a_limit_inside_belongs_to_its_ranks(a: Path) -> None:
         get_savable_loader(tree(ALONE)).restore_state_rank(loader.save_state_rank())
 
 
+def test_the_last_step_may_be_skipped(a: Path) -> None:
+    packed = get_train_dataset(a, worker_config=ALONE, batch_size=1, packing_buffer_size=4, task_encoder=PackedNames())
+    loader = get_savable_loader(LimitDataset(packed, 4), skip_steps=[1, 3])
+    assert [loader.is_last() for _ in loader] == [False, True]
+
+
 def test_ranks_that_have_nothing_left(b: Path) -> None:
     config = WorkerConfig(rank=1, world_size=2)
     singles = FilterDataset(val(b, None, config), filter_fn=lambda text: text != "b-0")
