@@ -215,7 +215,7 @@ def batch_paths() -> dict[str, str]:
 def metadataset_keys() -> dict[str, str]:
     """Return the objects of guests for the keys of metadatasets, by key.
 
-    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
+    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys (fixed ones) and types of the objects see
     :mod:`energon_lite.loading.metadataset_keys`; ``weight`` is a
     :class:`~energon_lite.loading.metadataset_keys.ScheduleGuest`.
     """

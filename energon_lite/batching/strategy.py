@@ -153,7 +153,8 @@ def read_strategy(node: Node) -> Strategy:
         raise node.error("the key 'strategy' is missing", expected="the name of one", choices=STRATEGIES)
     name = entries["strategy"].value
     if not isinstance(name, str) or name not in STRATEGIES:
-        raise entries["strategy"].error("there is no such strategy", choices=STRATEGIES)
+        what = "there is no such strategy, and no imported module registers one"
+        raise entries["strategy"].error(what, choices=STRATEGIES)
     keys = dict(keys_of(STRATEGIES[name]))
     has_capacity = "capacity" in keys
     if has_capacity:

@@ -255,7 +255,7 @@ def _check_spelling(encoder: TaskEncoder) -> None:
             choices = [*_HOOKS] if is_function else [*_ATTRIBUTES]
             meant = max(choices, key=lambda choice: _likeness(name, choice))
             likeness = _likeness(name, meant)
-            if likeness < _ALIKE or meant in members:
+            if likeness < _ALIKE or (meant in members and issubclass(members[meant][0], cls)):
                 continue
             what = f"{cls.__name__}.{name} is never {'called' if is_function else 'read'}"
             where = place_of(value)

@@ -121,7 +121,7 @@ def stores_of(
                 f"aux is for cookers: the data set {spec.path} has none",
                 file=origin,
                 fix="remove aux; or make the data set a crude one (__class__: CrudeWebdataset in its dataset.yaml), "
-                f"and give {type(encoder).__name__} a cooker for it",
+                f"and give the task encoder, here a {type(encoder).__name__}, a cooker for it",
             )
         return {}
     check_stores(cooker, spec.aux, encoder, spec.path)

@@ -57,7 +57,7 @@ def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[
     A file belongs to a split if the name of the file, or of one of its folders (below the fixed part of the path),
     contains the split's name: ``train-00000-of-00010.parquet``, ``val/0.parquet``; ``validation`` and ``dev`` are
     ``val``. Files without such a name belong to all splits. A single file, or a pattern whose files are all of one
-    split, is read for any split.
+    split, is read for any split. An empty name of a split stands for all files.
 
     Raises:
         NotPreparedError: no file matches.
@@ -71,7 +71,7 @@ def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[
         raise NotPreparedError("there are no files of this data set", where=path, fix=fix)
     splits = {file: _split_of(file[len(base) :]) for file in files}
     known = {split for split in splits.values() if split}
-    if len(files) == 1 or not known or (len(known) == 1 and has_magic(path)):
+    if not split_part or len(files) == 1 or not known or (len(known) == 1 and has_magic(path)):
         return files
     wanted = _SPLITS.get(split_part, split_part)
     matching = [file for file, split in splits.items() if split in (wanted, None)]

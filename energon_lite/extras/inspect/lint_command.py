@@ -157,7 +157,7 @@ def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Prob
     Raises:
         DatasetError: it is not prepared, or there are no shards to examine.
     """
-    spec = replace(specs[0], subset=None)
+    spec = replace(specs[0], subset=None, aux=specs[0].aux if options["make_encoder"] else {})  # aux is for cookers
     if source_opener(spec.path) is not None:
         return Target(spec, {"": len(open_source(spec))}, **options)
     if is_jsonl(spec.path):

@@ -189,11 +189,14 @@ class JobRunner(HookSteps):
         if number < len(values):
             return values[number]
         what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
-        raise SampleError(
+        error = SampleError(
             f"the sample cannot be made: {what}",
             where=where_of(self.leaves[address[0]].name, failures[0].key if failures else f"sample {address[1]}"),
             fix=(failures[0].fix or None) if failures else None,
         )
+        if failures and failures[0].in_hook:  # its traceback was logged for the first failure of this kind only
+            error.args = (f"{error}\n{failures[0].details.rstrip()}",)
+        raise error
 
     def replacement(self, address: Address, attempt: int) -> Address:
         """Return the address of the ``attempt``-th replacement for a sample; 0: the sample itself."""

@@ -190,6 +190,9 @@ def _not_prepared(root: str) -> NotPreparedError:
     if os.path.isdir(os.path.join(root, META_FOLDER)):
         missing = f"the data set was not prepared to the end ({META_FOLDER}/{INFO_JSON} is missing)"
         return NotPreparedError(missing, where=root, fix=cure)
+    if inside := sorted(Path(root).glob(f"*/{META_FOLDER}/{INFO_JSON}")):
+        fix = f"give one of them, such as {inside[0].parents[1]}"
+        return NotPreparedError("this is a folder of data sets, and none itself", where=root, fix=fix)
     return NotPreparedError(f"the data set has not been prepared (no {META_FOLDER} folder)", where=root, fix=cure)
 
 

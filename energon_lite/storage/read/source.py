@@ -173,13 +173,18 @@ def _opener_of_folder(path: str) -> OpenSource | None:
         return _first(
             lambda kind: len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions)
         )
-    names = {entry.name for entry in os.scandir(path)}
+    names = _names_in(path)
     if any(name.endswith(".tar") for name in names):
         return None
     opener = _first(lambda kind: kind.marker in names or any(name.endswith(kind.extensions) for name in names))
     folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
-    inside = ([entry.name for entry in os.scandir(folder)] for folder in folders if os.path.isdir(folder))
+    inside = (_names_in(folder) for folder in folders if os.path.isdir(folder))
     return opener or next(filter(None, map(_opener_of_files, inside)), None)
+
+
+def _names_in(folder: str) -> set[str]:
+    """Names in a folder, without the indexes of tars and JSONL files, which end as Megatron's do."""
+    return {entry.name for entry in os.scandir(folder) if not entry.name.endswith((".tar.idx", ".jsonl.idx"))}
 
 
 def _opener_of_files(names: Collection[str]) -> OpenSource | None:

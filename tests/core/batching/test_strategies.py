@@ -249,6 +249,7 @@ def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> Non
         ({"strategy": "bestfit", "capacity": 1}, "strategy", "did you mean 'best_fit'"),
         ({"strategy": "best_fit", "capacity": 10, "open_bin": 4}, "open_bin", "did you mean 'open_bins'"),
         ({"strategy": "best_fit"}, "", "missing key 'capacity'"),
+        ({"strategy": "mine"}, "strategy", "no imported module registers one"),
         ({"strategy": "best_fit", "capacity": "10"}, "capacity", "expected a whole number; found text '10'"),
         ({"strategy": "best_fit", "capacity": True}, "capacity", "expected a whole number; found the truth value true"),
         ({"strategy": "best_fit", "capacity": 10, "open_bins": None}, "open_bins", "expected a whole number"),

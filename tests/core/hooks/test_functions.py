@@ -110,6 +110,7 @@ def test_two_letters_in_the_wrong_order_are_noticed(data: st.DataObject, hook: s
 @pytest.mark.parametrize("wrong", ["encodeSample", "encode__sample", "EncodeSample", "batchEncode"])
 def test_other_spellings_are_noticed(wrong: str) -> None:
     assert f"Own.{wrong} is never called" in _refused(_with(**{wrong: lambda self, x: x}))
+    assert f"More.{wrong} is never called" in _refused(type("More", (Helped,), {wrong: lambda self, x: x})())
 
 
 @pytest.mark.parametrize("wrong, meant", [("encode_sampl", "encode_sample"), ("encode_samples", "encode_sample")])

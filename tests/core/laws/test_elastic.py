@@ -146,7 +146,7 @@ def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None
     loader = train_loader(leaf_of(5, "a"), batch_size=3, task_encoder=Fails())
     with pytest.raises(SampleError, match="encode_sample: ValueError: no") as caught:
         loader.restore_sample(("sample", 0, 3, 0, 0))
-    assert "a-5[train], a-3" in str(caught.value)
+    assert "a-5[train], a-3" in str(caught.value) and 'raise ValueError("no")' in str(caught.value)
 
 
 @pytest.mark.parametrize(

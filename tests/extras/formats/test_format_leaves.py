@@ -26,10 +26,10 @@ from energon_lite import (
     register_source,
     stateless,
 )
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
 from tests.tables_by_hand import png, write_megatron
-from tests.testing import ALONE, alone, refusal_of, take
+from tests.testing import ALONE, alone, refusal_of, take, text_dataset
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
@@ -196,6 +196,11 @@ def test_paths_that_mean_nothing_or_something_else(tmp_path: Path) -> None:
     np.array([0, 9], "<u8").tofile(tmp_path / "a.jsonl.idx")  # not of Megatron's tokens
     (batch,) = batches(tmp_path / "a.jsonl")
     assert batch["json"] == {"n": [1]}
+    text_dataset(tmp_path / "all" / "one", 2)
+    (tmp_path / "all" / "one" / "0.tar.idx").touch()  # neither
+    with pytest.raises(NotPreparedError, match="a folder of data sets, and none itself") as error:
+        batches(tmp_path / "all")
+    assert f"{tmp_path}/all/one" in str(error.value.fix)
 
 
 def test_what_two_files_begin_with(tmp_path: Path) -> None:

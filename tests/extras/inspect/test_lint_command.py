@@ -161,7 +161,8 @@ class TestKindsOfData:
         write_dataset(tmp_path / "bad", {"a.tar": [("0", {"txt": b"\xff"})]})
         (tmp_path / "none").mkdir()
         blend = tmp_path / "blend.yaml"
-        blend.write_text("splits: {train: {blend: [{path: good}, {path: bad}, {path: none}]}, val: {path: good}}")
+        members = "[{path: good, aux: {for_cookers: good}}, {path: bad}, {path: none}]"
+        blend.write_text(f"splits: {{train: {{blend: {members}}}, val: {{path: good}}}}")
         code, found = lint(blend)
         assert code == 1 and found["samples"] == 21
         assert [(one["dataset"], one["kind"]) for one in found["problems"] if not one["note"]] == [

@@ -291,7 +291,7 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
         asked: the options of the command.
     """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    encoder = encoder or DefaultTaskEncoder()
+    used = encoder or DefaultTaskEncoder()
     for spec in _specs(path, split_parts, asked["dataset_config"], asked["split_config"]):
         where = f"{spec.path} [{spec.split_part}]"
         try:
@@ -300,8 +300,8 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
             click.echo(f"{where}: empty, skipped")
             continue
         click.echo(f"{where}: {counted(len(source), 'sample')}")
-        leaf = open_whole(spec, encoder, asked["trust_code"], source)
-        runner = JobRunner([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
+        leaf = open_whole(spec if encoder else replace(spec, aux={}), used, asked["trust_code"], source)
+        runner = JobRunner([leaf], used, hooks_of(used, packing=False, batched=False), seed=0)
         stop = len(source) if interactive else min(len(source), asked["start"] + asked["samples"])
         for number in range(asked["start"], stop):
             with HookContext() as context:

@@ -178,6 +178,8 @@ class ShownRun:
         specs: Sequence[LeafSpec] = find_leaves(
             path, options.split_part, options.dataset_config, options.split_config, None
         )
+        if encoder is None:
+            specs = [replace(spec, aux={}) for spec in specs]  # aux is for cookers
         dataset = options.open(FoundLeaves(specs), used)
         if options.state is not None:
             dataset = dataset.at(options.state)

@@ -28,7 +28,8 @@ class TestCommand:
             tmp_path / "crude", {"a.tar": [("k", {"txt": b"words", "bin": b"\0" * 20})]}, dataset_yaml=CRUDE_YAML
         )
         (tmp_path / "b.jsonl").write_text('{"q": "why"}\n')
-        (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: crude}, {path: b.jsonl}]}}")
+        (tmp_path / "all.yaml").write_text("splits: {train: {blend: [{path: crude, aux: {a: .}}, {path: b.jsonl}]}}")
+        assert "txt (<class 'str'>): 'words'" in run(tmp_path / "all.yaml", "--step", 0)[1]
         code, output = run(tmp_path / "all.yaml")
         assert code == 0 and "txt (<class 'str'>): 'words'" in output
         assert "bin (<class 'bytes'>): 20 bytes" in output and "json (<class 'dict'>): {'q': 'why'}" in output
