@@ -28,7 +28,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
-from energon_lite.trainer.training.language_model import language_model
+from energon_lite.trainer.training.language_model import check_resumed, language_model
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
     RunningStep,
@@ -101,6 +101,8 @@ class Trainer:
         self.checkpoints = train.checkpoints or f"{config.output}/checkpoints"
         self._newest = find_checkpoint(self.checkpoints, self.mesh)
         resumes = self._newest is not None
+        if self._newest is not None and make_model is None:
+            check_resumed(self._newest, config.model)
         self.model: nn.Module = (
             language_model(config, self.mesh, resumes=resumes) if make_model is None else make_model(config, self.mesh)
         )
