@@ -66,7 +66,7 @@ class OptimizerConfig:
 
     Args:
         lr: highest learning rate.
-        min_lr: learning rate at the end.
+        min_lr: learning rate at the end; in a run, at most ``lr``.
         warmup: number of steps until ``lr`` is reached.
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
         decay_share: share of the run's steps, at its end, in which ``wsd`` lowers the learning rate.
