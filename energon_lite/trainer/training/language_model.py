@@ -16,6 +16,7 @@ from energon_lite.trainer.training.config import TrainerConfig
 
 #: Parts that a language model lacks: they start with random weights.
 NEW_PARTS = ("vision.*", "projector.*")
+#: Advice for weights of another model.
 _STARTING = "take their own settings with model.preset=init_from; if another model is meant, say so:"
 
 
@@ -59,25 +60,28 @@ def load_starting_weights(place: str, model: LlamaModel, *, ignore: Collection[s
         load_huggingface(place, model, there, mesh, may_lack=NEW_PARTS)
         return
     checkpoint = find_weights(place, mesh, whole=False)
-    saved = read_state(checkpoint).get("config")
-    if saved is not None:
-        _check_same(model_config_of(saved), here, checkpoint, _STARTING, ignore)
+    check_model(checkpoint, here, _STARTING, ignore)
     load_weights(checkpoint, model, mesh, may_lack=NEW_PARTS)
 
 
-def check_resumed(checkpoint: Place, here: ModelConfig) -> None:
-    """Check that a run resumes with the model of its checkpoint.
+def check_model(checkpoint: Place, here: ModelConfig, fix: str, ignore: Collection[str] = ()) -> None:
+    """Check that a checkpoint is of a model with these settings, if it records any.
+
+    Args:
+        checkpoint: the checkpoint.
+        here: the settings.
+        fix: advice for the error, before ``train.init_from_ignore`` with the settings that differ.
+        ignore: settings that may differ.
 
     Raises:
-        StateMismatchError: the model settings differ: tensors might fit, but would have another meaning.
+        StateMismatchError: settings differ: the tensors might fit, but would have another meaning.
     """
-    fix = "resume with these settings; for another model, begin a run in another output:"
-    _check_same(model_config_of(read_state(checkpoint)["config"]), here, checkpoint, f"{fix} train.init_from={checkpoint}")
+    saved = read_state(checkpoint).get("config")
+    if saved is not None:
+        _check_same(model_config_of(saved), here, checkpoint, fix, ignore)
 
 
-def _check_same(
-    there: ModelConfig, here: ModelConfig, found: Place, fix: str, ignore: Collection[str] = ()
-) -> None:
+def _check_same(there: ModelConfig, here: ModelConfig, found: Place, fix: str, ignore: Collection[str]) -> None:
     changes = model_changes(there, here, ignore)
     if changes:
         names = ", ".join(name for name, _, _ in changes)

@@ -28,7 +28,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
-from energon_lite.trainer.training.language_model import check_resumed, language_model
+from energon_lite.trainer.training.language_model import check_model, language_model
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
     RunningStep,
@@ -102,7 +102,8 @@ class Trainer:
         self._newest = find_checkpoint(self.checkpoints, self.mesh)
         resumes = self._newest is not None
         if self._newest is not None and make_model is None:
-            check_resumed(self._newest, config.model)
+            fix = "resume with the settings of the checkpoint; for another model, begin a run in another output:"
+            check_model(self._newest, config.model, f"{fix} train.init_from={self._newest}")
         self.model: nn.Module = (
             language_model(config, self.mesh, resumes=resumes) if make_model is None else make_model(config, self.mesh)
         )
