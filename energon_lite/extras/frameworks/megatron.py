@@ -132,7 +132,12 @@ def data_iterators(
 
     def iterator(data: Any, consumed: int = 0, saved: State | None = None, *, in_training: bool = True) -> Any:
         if isinstance(data, (list, tuple)):
-            return [iterator(part, *((consumed, saved) if in_training else ())) for part in data]
+            # Megatron counts the samples of all validation sets together, equal numbers of each but in full passes.
+            each = (
+                0 if getattr(progress, "full_validation", False) else consumed // (max(1, len(data)) * micro_batch_size)
+            )
+            share = consumed if in_training else each * micro_batch_size
+            return [iterator(part, share, saved, in_training=in_training) for part in data]
         if data is None or not data.worker_config.loads_data:
             return None
         loader = SavableDataLoader(data) if isinstance(data, SavableDataset) else data

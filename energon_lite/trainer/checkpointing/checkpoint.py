@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from energon_lite.errors import StateError
+from energon_lite.errors import StateError, StateMismatchError, listed
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_all, of_main
 from energon_lite.trainer.checkpointing.files import find_checkpoint as find_checkpoint
 from energon_lite.trainer.checkpointing.files import latest_checkpoint as latest_checkpoint
@@ -234,13 +234,17 @@ def load_checkpoint(
             fix="begin a new run with train.init_from",
         )
     optimizer.wait_parameters()
-    saved = reader.shapes.keys()
+    saved, of_model = reader.shapes.keys(), dict(model_tensors(model, mesh))
+    # Stages of a pipeline have a part of the tensors each.
+    if mesh.pp == 1 and (more := [n for n in saved if n.startswith("model.") and n not in of_model]):
+        what = f"the checkpoint has {listed(more, 4)}, which the model has not"
+        raise StateMismatchError(what, where=path, fix="use the model configuration the checkpoint was made with")
     # A model saved in float32 has no separate master values.
     of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or random_states.keys() - saved:
         random_states = {}
-    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, path)
+    read_tensors(reader, {**of_model, **of_optimizer, **random_states}, path)
     optimizer.set_updates(content["updates"])
     for shard in optimizer.shards():
         if f"optimizer.{shard.name}.master" not in of_optimizer:
@@ -297,8 +301,8 @@ def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup
     if mesh.is_main:
         try:
             done = work(), None
-        except (OSError, StateError) as error:
-            done = None, error
+        except Exception as error:  # that of a store's client may not be picklable
+            done = None, error if isinstance(error, OSError | StateError) else StateError(repr(error))
     value, failed = of_main(done, mesh, group)
     if failed is not None:
         raise failed

@@ -45,6 +45,8 @@ FileSum = tuple[int, int]
 
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
+#: Names of the remains of a save that was cut off, on a local disk.
+_REMAINS = re.compile(r"\.(saving|(replaced|deleted)-step)-\d{8,}")
 #: Most bytes that are read at a time.
 _BLOCK = 1 << 20
 #: File with the index of the tensors, as torch names it.
@@ -212,7 +214,7 @@ class CheckpointFiles:
 
     def _remove_remains(self) -> None:
         """Remove the remains of saves that are no longer running, on a local disk."""
-        for remains in Path(self.base).glob(".*-*"):
+        for remains in (path for path in Path(self.base).glob(".*-*") if _REMAINS.fullmatch(path.name)):
             with suppress(FileNotFoundError):  # its save has just finished
                 if (descriptor := _locked(remains)) is not None:
                     shutil.rmtree(remains, ignore_errors=True)

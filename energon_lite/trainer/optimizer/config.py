@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from energon_lite.batching import learning_rate_scale
-from energon_lite.errors import require, require_at_least, require_choice
+from energon_lite.errors import listed, require, require_at_least, require_choice
 
 #: Schedules of the learning rate.
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -66,7 +66,7 @@ class OptimizerConfig:
 
     Args:
         lr: highest learning rate.
-        min_lr: learning rate at the end.
+        min_lr: learning rate at the end; in a run, at most ``lr``.
         warmup: number of steps until ``lr`` is reached.
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
         decay_share: share of the run's steps, at its end, in which ``wsd`` lowers the learning rate.
@@ -112,12 +112,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         at = "optimizer"
-        require_at_least(self, at, lr=0, min_lr=0, warmup=0, weight_decay=0, clip=0, momentum=0, bucket_size=1)
+        require_at_least(self, at, lr=0, min_lr=0, warmup=0, weight_decay=0, clip=0, bucket_size=1)
         require(self.eps > 0, "eps is not positive", "optimizer.eps", "e.g. 1e-8")
         share = 0 < self.decay_share <= 1
         require(share, f"decay_share={self.decay_share} is not a share", "optimizer.decay_share", "e.g. 0.2")
-        good = all(0 <= beta < 1 for beta in self.betas)
-        require(good, f"betas={list(self.betas)} are not both in [0, 1)", "optimizer.betas", "e.g. [0.9, 0.95]")
+        for name, rates, example in (("betas", self.betas, "[0.9, 0.95]"), ("momentum", (self.momentum,), "0.9")):
+            good = all(0 <= rate < 1 for rate in rates)
+            require(good, f"{name} of {listed(rates)} is not in [0, 1)", f"optimizer.{name}", f"e.g. {example}")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             require_choice(value, choices, f"unknown {name} {value!r}", f"optimizer.{name}")

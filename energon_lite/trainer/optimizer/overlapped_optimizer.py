@@ -201,9 +201,11 @@ class OverlappedDistributedOptimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         parameters = [p for group in self.param_groups for p in group["params"]]
         states = {parameters[number]: tensors for number, tensors in state_dict["state"].items()}
-        for shard in self.shards() if states else ():
+        for shard in self.shards():
             for kind, here in shard.tensors.items():
-                if kind != "master" or kind in states[shard.parameter]:
+                if not states and kind != "master":  # from before the first step
+                    here.zero_()
+                elif states and (kind != "master" or kind in states[shard.parameter]):
                     here.copy_(states[shard.parameter][kind].flatten()[shard.start : shard.stop])
         self.set_updates(max((int(tensors["step"]) for tensors in states.values()), default=0))
 

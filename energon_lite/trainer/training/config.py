@@ -184,6 +184,10 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         what = f"output is {self.output!r}, and metrics are written to a folder on this machine"
         require("://" not in self.output, what, "output", "give a folder; for checkpoints there: train.checkpoints")
+        lr, least = self.optimizer.lr, self.optimizer.min_lr
+        what = f"min_lr={least:g} is above lr={lr:g}, so the learning rate would rise to the end"
+        falls = least <= lr or self.optimizer.schedule == "constant"
+        require(falls, what, "optimizer.min_lr", f"give at most lr, e.g. {lr / 10:g}")
 
 
 #: Settings that change no step, by section.

@@ -169,7 +169,7 @@ class SpikeGuard:
         """
         known = self._losses.isfinite().sum()
         median = self._losses.sort().values.take(known // 2)  # NaN sorts last
-        spike = loss.isfinite() & (loss > self.factor * median) & (known >= self.window / 2)
+        spike = loss.isfinite() & (loss > median + (self.factor - 1) * median.abs()) & (known >= self.window / 2)
         if self.mesh.world_size > 1:  # the bits of a loss may differ between ranks
             any_rank = spike.to(torch.float64)
             dist.all_reduce(any_rank, op=dist.ReduceOp.MAX)

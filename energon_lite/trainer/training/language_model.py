@@ -16,6 +16,8 @@ from energon_lite.trainer.training.config import TrainerConfig
 
 #: Parts that a language model lacks: they start with random weights.
 NEW_PARTS = ("vision.*", "projector.*")
+#: Advice for weights of another model.
+_STARTING = "take their own settings with model.preset=init_from; if another model is meant, say so:"
 
 
 def language_model(config: TrainerConfig, mesh: ParallelMesh, *, resumes: bool = False) -> LlamaModel:
@@ -54,17 +56,32 @@ def load_starting_weights(place: str, model: LlamaModel, *, ignore: Collection[s
     here, mesh = model.config, model.mesh
     if is_huggingface(place):
         there = huggingface_model_config(place, dtype=here.dtype, vocab_multiple=here.vocab_multiple)
-        _check_same(there, here, ignore, place)
+        _check_same(there, here, place, _STARTING, ignore)
         load_huggingface(place, model, there, mesh, may_lack=NEW_PARTS)
         return
     checkpoint = find_weights(place, mesh, whole=False)
-    saved = read_state(checkpoint).get("config")
-    if saved is not None:
-        _check_same(model_config_of(saved), here, ignore, checkpoint)
+    check_model(checkpoint, here, _STARTING, ignore)
     load_weights(checkpoint, model, mesh, may_lack=NEW_PARTS)
 
 
-def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], found: Place) -> None:
+def check_model(checkpoint: Place, here: ModelConfig, fix: str, ignore: Collection[str] = ()) -> None:
+    """Check that a checkpoint is of a model with these settings, if it records any.
+
+    Args:
+        checkpoint: the checkpoint.
+        here: the settings.
+        fix: advice for the error, before ``train.init_from_ignore`` with the settings that differ.
+        ignore: settings that may differ.
+
+    Raises:
+        StateMismatchError: settings differ: the tensors might fit, but would have another meaning.
+    """
+    saved = read_state(checkpoint).get("config")
+    if saved is not None:
+        _check_same(model_config_of(saved), here, checkpoint, fix, ignore)
+
+
+def _check_same(there: ModelConfig, here: ModelConfig, found: Place, fix: str, ignore: Collection[str]) -> None:
     changes = model_changes(there, here, ignore)
     if changes:
         names = ", ".join(name for name, _, _ in changes)
@@ -72,6 +89,5 @@ def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], 
         raise StateMismatchError(
             f"the weights are of another model, by {counted(len(changes), 'setting')}: {differences}",
             where=found,
-            fix="take their own settings with model.preset=init_from; if another model is meant, say so: "
-            f"train.init_from_ignore=[{names}]",
+            fix=f"{fix} train.init_from_ignore=[{names}]",
         )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from energon_lite import TaskEncoder
-from energon_lite.errors import StateError, TopologyError, UsageError
+from energon_lite.errors import StateError, TopologyError, UsageError, listed
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint
 from energon_lite.trainer.checkpointing.files import Place
 from energon_lite.trainer.data.loaders import RunData
@@ -28,7 +28,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
-from energon_lite.trainer.training.language_model import language_model
+from energon_lite.trainer.training.language_model import check_model, language_model
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
     RunningStep,
@@ -39,7 +39,7 @@ from energon_lite.trainer.training.metrics import (
     write,
 )
 from energon_lite.trainer.training.process import Requests, prepare_attention, prepare_process
-from energon_lite.trainer.training.step import evaluate_each, launch_step
+from energon_lite.trainer.training.step import StepResult, evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,9 @@ class Trainer:
         self.model: nn.Module = (
             language_model(config, self.mesh, resumes=resumes) if make_model is None else make_model(config, self.mesh)
         )
+        if self._newest is not None and isinstance(self.model, LlamaModel):
+            fix = "resume with the settings of the checkpoint; for another model, begin a run in another output:"
+            check_model(self._newest, config.model, f"{fix} train.init_from={self._newest}")
         self.loss: Loss[Any, Any] = loss or language_loss
         self.metrics = metrics
         self._check_support()
@@ -134,6 +137,10 @@ class Trainer:
                 what = f"mesh.{name}={value}, which the model or the loss of this run does not support"
                 fix = f"leave out mesh.{name}; for tp and cp, shard the model, and keep the mesh as its attribute mesh"
                 raise TopologyError(what, fix=fix)
+        if taken := [name for name in self.metrics if name in StepResult.__dataclass_fields__]:
+            raise UsageError(
+                f"the run itself reports {listed(taken)}", fix="give these metrics of the loss other names"
+            )
         if self.config.train.measure_costs and not built_in:
             raise UsageError("the costs of another model are not known", fix="leave out train.measure_costs")
 

@@ -80,7 +80,7 @@ class LaunchedStep:
         if abs(counted - tokens) > 1e-6 * tokens:
             what = f"the losses of a step have {counted:g} terms, its micro-batches {tokens:g} loss_tokens"
             raise UsageError(what, fix="return in LossSums.terms the number of terms in the loss of this rank")
-        means = {name: total / max(tokens, 1.0) for name, total in zip(self._metrics, more, strict=True)}
+        means = {name: total / (tokens or 1.0) for name, total in zip(self._metrics, more, strict=True)}
         return StepResult(loss, norm, _whole(tokens), self._lr, int(updates), int(spikes), means)
 
 
@@ -128,7 +128,7 @@ def launch_step(
     counted = ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
     what = model, micro_batches, loss, metrics, mesh
-    sums = run_pipeline(*what, divisor=tokens.clamp(min=1.0), after_backward=optimizer.end_micro_batch, record=record)
+    sums = run_pipeline(*what, divisor=tokens + (tokens == 0), after_backward=optimizer.end_micro_batch, record=record)
     sums = _from_last_stage(mesh.sum_over_data(sums), mesh)
     if callable(lr):  # a step whose number of tokens is not finite updates nothing
         lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)
@@ -160,15 +160,17 @@ def evaluate(
         The loss, the number of tokens, and ``metrics``.
     """
     sums = torch.zeros(2 + len(metrics), dtype=torch.float64, device=mesh.device)
-    remaining, training = iter(batches), model.training
+    remaining, modes = iter(batches), [(module, module.training) for module in model.modules()]
     model.eval()
     # A few at a time: enough to fill the stages, without all in memory at once.
     while part := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in part]
         sums += run_pipeline(model, here, loss, metrics, mesh, backward=False)
-    model.train(training)
+    for module, training in modes:  # parents first; a part may have been in evaluation mode before
+        if module.training != training:
+            module.train(training)
     mean, tokens, *more = _from_last_stage(mesh.sum_over_data(sums), mesh).tolist()
-    return mean / max(tokens, 1.0), _whole(tokens), *(value / max(tokens, 1.0) for value in more)
+    return mean / (tokens or 1.0), _whole(tokens), *(value / (tokens or 1.0) for value in more)
 
 
 def evaluate_each(

@@ -71,16 +71,19 @@ def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callabl
 def test_validation_goes_on_where_the_count_says(world: int, leaf_of: Callable[..., Path]) -> None:
     """Of 9 samples on two ranks: 5 micro-batches, 3 steps a pass, the last of which one rank has nothing to do in."""
 
-    def iterator(rank: int, consumed: int) -> Any:
+    def iterator(rank: int, consumed: int, sets: int = 1, **more: bool) -> Any:
         config = WorkerConfig(rank=rank, world_size=world)
         data = get_val_dataset(leaf_of(9), batch_size=2, worker_config=config)
-        run = SimpleNamespace(consumed_valid_samples=consumed)
-        return data_iterators(None, data, micro_batch_size=2, progress=run)[1]
+        run = SimpleNamespace(consumed_valid_samples=consumed, **more)
+        made = data_iterators(None, data if sets == 1 else [data] * sets, micro_batch_size=2, progress=run)[1]
+        return made if sets == 1 else made[-1]
 
     for rank in range(world):
         expected = keys(iterator(rank, 0), 14)
         for step in range(7):
             assert keys(iterator(rank, 2 * world * step), 7) == expected[step : step + 7], (rank, step)
+            assert keys(iterator(rank, 3 * 2 * world * step, 3), 7) == expected[step : step + 7], (rank, step)
+        assert keys(iterator(rank, 60, 3, full_validation=True), 7) == expected[:7]
 
 
 @pytest.mark.parametrize("world", [1, 3])

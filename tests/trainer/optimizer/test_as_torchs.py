@@ -118,6 +118,23 @@ def test_dropped_gradients_are_gone() -> None:
     assert all(map(torch.equal, kept.parameters(), clean.parameters()))
 
 
+def test_a_state_from_before_the_first_step_has_no_moments() -> None:
+    net = make_net([4, 3])
+    optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig())
+    start, values = optimizer.state_dict(), {name: value.clone() for name, value in net.state_dict().items()}
+    backward(net, 0)
+    optimizer.step(lr=0.1)
+    optimizer.load_state_dict(start)
+    net.load_state_dict(values)
+    backward(net, 1)
+    optimizer.step(lr=0.1)
+    other = make_net([4, 3])
+    anew = OverlappedDistributedOptimizer(other, build_mesh(), OptimizerConfig())
+    backward(other, 1)
+    anew.step(lr=0.1)
+    assert all(map(torch.equal, net.parameters(), other.parameters()))
+
+
 def test_what_it_cannot_do_it_says() -> None:
     net = make_net([4, 3])
     optimizer = OverlappedDistributedOptimizer(net, build_mesh(), OptimizerConfig())

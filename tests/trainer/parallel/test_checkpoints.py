@@ -140,14 +140,15 @@ def test_a_model_of_another_shape_is_refused_and_another_optimizer(run_ranks: Ru
         path = part.save(tmp_path, 1)
         part.optimizer.close()
         part.optimizer = OverlappedDistributedOptimizer(part.model, part.mesh, OptimizerConfig(algorithm="sgd"))
-        messages = []
-        for other in (Part(Layout(tp=2), ffn_size=32), Part(Layout(tp=2), num_layers=5), part):
+        messages, shapes = [], [("ffn_size", 32), ("num_layers", 5), ("num_layers", 3)]
+        for other in (*(Part(Layout(tp=2), **{name: size}) for name, size in shapes), part):
             with pytest.raises(StateMismatchError) as caught:
                 other.load(path)
             messages.append(str(caught.value))
         return messages
 
-    for wider, deeper, moments in run_ranks(2, save_and_load):
+    for wider, deeper, flatter, moments in run_ranks(2, save_and_load):
+        assert "has model.layers.3." in flatter and ", which the model has not" in flatter
         assert ".momentum_buffer" in moments and "optimizer.algorithm" in moments and "train.init_from" in moments
         assert "has shape [24, 32] for model.layers.0.mlp.gate_proj.weight" in wider
         assert "has nothing for model.layers.4." in deeper

@@ -23,6 +23,7 @@ from energon_lite.trainer.parallel.mesh import build_mesh, end_process_group, st
 from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes, layers_of_stages
 from energon_lite.trainer.training.process import Requests
 from tests.trainer.parallel.rank_processes import GROUP_LIMIT, RankFailure, RunRanks
+from tests.trainer.parallel.rank_processes import run_ranks as run_without_group
 
 
 def test_one_process_needs_no_group(run_ranks: RunRanks) -> None:
@@ -139,6 +140,28 @@ def test_ranks_of_torchrun_get_a_process_group(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("WORLD_SIZE", world_size)
         assert start_process_group() == (torch.device("cpu"), world_size == "2") and begun == backends
         end_process_group()  # there is none
+
+
+def test_each_group_of_a_program_meets_anew(tmp_path: Path) -> None:
+    """In torchrun's store, which still has the addresses of the group before."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+    def sums(rank: int) -> list[float]:
+        os.environ.update(told, RANK=str(rank))
+        found = []
+        for sizes in ({"tp": 2}, {"pp": 2}, {}):
+            time.sleep(0.2 * rank)  # the first rank looks for the second before that is there
+            mesh = build_mesh(**sizes)
+            groups = [*mesh.process_groups.values(), dist.new_group(backend="gloo")]
+            for group in groups:
+                dist.all_reduce(total := torch.ones(()), group=group)
+                found.append(total.item())
+            mesh.close()
+        return found
+
+    assert set(itertools.chain(*run_without_group(2, sums, 60.0, folder=tmp_path, group=False))) == {2.0}
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,12 @@ def test_costs_of_another_model_are_refused(runs: SmallRuns) -> None:
     assert "the costs of another model are not known" in text
 
 
+def test_metrics_with_names_that_a_run_reports_are_refused(runs: SmallRuns) -> None:
+    more = LINE | {"metrics": ["learning", "loss", "tokens"]}
+    (text,) = errors_of(runs.run_ranks, 1, UsageError, lambda rank: Trainer(line_config(runs), **more))
+    assert "the run itself reports loss, tokens" in text
+
+
 def test_batches_of_a_loss_of_ones_own_are_not_rows(runs: SmallRuns) -> None:
     config = line_config(runs)
     with pytest.raises(RankFailure, match="returned a Numbers, which has no rows of tokens"):

@@ -145,6 +145,16 @@ def test_a_resumed_run_must_be_of_the_same_data(runs: SmallRuns) -> None:
     runs.errors(StateMismatchError, 1, steps=2)
 
 
+def test_a_resumed_run_must_be_of_the_same_model(runs: SmallRuns) -> None:
+    runs.train(1, steps=1)
+    other = {"num_layers": 2, "num_heads": 2, "rope_theta": 5e4}
+    for text in runs.errors(StateMismatchError, 2, mesh={"pp": 2}, model=other, steps=2):
+        assert "num_layers is 3 there, 2 here; num_heads is 4 there, 2 here; rope_theta is 10000.0 there" in text
+        assert "step-00000001" in text and "train.init_from_ignore=[num_layers, num_heads, rope_theta]" in text
+    same = {"num_kv_heads": 4, "recompute": "full", "dtype": "bfloat16"}
+    assert runs.train(1, model=same, steps=2) == [2]
+
+
 def test_micro_batches_must_be_shared_evenly(runs: SmallRuns) -> None:
     for text in runs.errors(TopologyError, 3):
         assert "4 micro-batches per step cannot be shared evenly by dp=3" in text and "dp of 1, 2, 4" in text

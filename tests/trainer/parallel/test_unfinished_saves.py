@@ -270,20 +270,45 @@ def test_a_limit_on_files_is_said_too(run_ranks: RunRanks, tmp_path: Path, world
     assert latest_checkpoint(tmp_path / "run") == tmp_path / "run/step-00000001"
 
 
-@pytest.mark.parametrize("place", ["begin", "publish"])
+class Unsendable(Exception):
+    """An error of a store's client that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle a lock")
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "kind", "said"),
+    [
+        (
+            "begin",
+            PermissionError(13, "Permission denied", "/there"),
+            OSError,
+            "[Errno 13] Permission denied: '/there'",
+        ),
+        (
+            "publish",
+            PermissionError(13, "Permission denied", "/there"),
+            OSError,
+            "[Errno 13] Permission denied: '/there'",
+        ),
+        ("publish", Unsendable("no token"), StateError, "Unsendable('no token')"),
+    ],
+    ids=["begin", "publish", "client"],
+)
 def test_what_the_main_rank_alone_cannot_do_ends_all_ranks_at_once(
-    run_ranks: RunRanks, tmp_path: Path, place: str
+    run_ranks: RunRanks, tmp_path: Path, place: str, error: Exception, kind: type[Exception], said: str
 ) -> None:
     def save(rank: int) -> None:
         part = Part(Layout(dp=2))
 
         def fail(*_: object) -> None:
-            raise PermissionError(13, "Permission denied", "/there")
+            raise error
 
         setattr(CheckpointFiles, place, fail)
         part.save(tmp_path / "run", 1)
 
-    assert errors_of(run_ranks, 2, PermissionError, save) == ["[Errno 13] Permission denied: '/there'"] * 2
+    assert errors_of(run_ranks, 2, kind, save) == [said] * 2
 
 
 def test_what_no_living_save_owns_goes_before_the_next_one_is_written(tmp_path: Path) -> None:
@@ -317,8 +342,11 @@ def test_what_no_living_save_owns_goes_before_the_next_one_is_written(tmp_path: 
         living.join(60)
     assert living.exitcode == 0
     assert latest_checkpoint(root) == root / "step-00000005"
+    foreign = root / ".venv-3.11" / "bin"
+    foreign.mkdir(parents=True)
     CheckpointFiles(root).begin(9)
     assert sorted(path.name for path in root.glob(".saving-*")) == [".saving-00000007", ".saving-00000009"]
+    assert foreign.exists(), "it is of no save"
     del files  # it has not published, nor failed: it is gone
     CheckpointFiles(root).begin(9)
     assert sorted(path.name for path in root.glob(".saving-*")) == [".saving-00000009"]

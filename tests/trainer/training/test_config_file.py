@@ -199,6 +199,8 @@ WRONG_OVERRIDES = [
     ("model.rope_scaling={kind: yarn, attention_factor: 0.0}", ["attention_factor=0.0"]),
     ("optimizer.clip=-1", ["clip is negative"]),
     ("optimizer.eps=0", ["eps is not positive"]),
+    *((f"optimizer.momentum={number}", [f"momentum of {number}.0 is not in [0, 1)"]) for number in (-1, 1)),
+    ("optimizer.min_lr=0.01", ["at optimizer.min_lr", "min_lr=0.01 is above lr=0.001", "e.g. 0.0001"]),
     ("mesh.timeout=0", ["timeout is below 1"]),
     ("optimizer.schedule=cosin", ["did you mean 'cosine'"]),
     ("optimizer.decay_share=0", ["not a share"]),

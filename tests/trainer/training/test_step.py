@@ -31,7 +31,7 @@ from energon_lite.trainer.models.interface import document_lengths
 from energon_lite.trainer.models.llama import rotate
 from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.training.guards import SpikeGuard
-from energon_lite.trainer.training.step import launch_step
+from energon_lite.trainer.training.step import evaluate, launch_step
 from tests.testing import examples
 from tests.trainer.training.host_reads import Operations, host_reads
 
@@ -98,6 +98,24 @@ def test_a_count_of_the_loader_that_is_wrong_is_noticed_without_a_wait() -> None
     assert found == []
     with pytest.raises(UsageError, match="16 terms, its micro-batches 15 loss_tokens"):
         launched.result()
+
+
+def test_weights_of_less_than_one_in_all_have_a_mean() -> None:
+    found = []
+    for weight in (1.0, 2.0**-9):
+        model, optimizer = made()
+        rows = dataclasses.replace(text(), loss_mask=text().loss_mask * weight)
+        of_eval, *_ = evaluate(model, [rows], model.mesh)
+        of_step = launch_step(model, optimizer, [rows], model.mesh, lr=1e-3).result()
+        found.append([of_eval, of_step.loss, of_step.grad_norm])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_an_evaluation_leaves_each_part_in_its_mode() -> None:
+    model, _ = made()
+    still = {*model.layers["0"].eval().modules()}
+    evaluate(model, [text()], model.mesh)
+    assert {module for module in model.modules() if not module.training} == still
 
 
 def test_a_rate_by_tokens_reads_their_number_only() -> None:
@@ -251,15 +269,18 @@ def judged(guard: SpikeGuard, losses: list[float]) -> list[bool]:
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(losses=LOSSES, window=st.integers(2, 9), cut=st.integers(0, 40))
-def test_a_loss_is_judged_by_the_median_of_those_before_it(losses: list[float], window: int, cut: int) -> None:
+@given(losses=LOSSES, sign=st.sampled_from([1, -1]), window=st.integers(2, 9), cut=st.integers(0, 40))
+def test_a_loss_is_judged_by_the_median_of_those_before_it(
+    losses: list[float], sign: int, window: int, cut: int
+) -> None:
     """As plain Python has it; and a guard that goes on from a state judges as the one that was saved."""
-    mesh = build_mesh()
+    mesh, losses = build_mesh(), [sign * loss for loss in losses]
     expected = []
     for step, loss in enumerate(losses):
         known = [one for one in losses[max(0, step - window) : step] if math.isfinite(one)]
         enough = len(known) >= window / 2
-        expected.append(enough and math.isfinite(loss) and loss > 1.5 * statistics.median_high(known))
+        median = statistics.median_high(known) if known else 0.0
+        expected.append(enough and math.isfinite(loss) and loss > median + 0.5 * abs(median))
     guard, other, whole = (SpikeGuard(1.5, window, mesh) for _ in range(3))
     before = judged(guard, losses[:cut])
     other.restore(guard.state())
