@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
@@ -14,6 +15,10 @@ from energon_lite.errors import FatalSampleError, UnlikeError, UsageError, field
 from energon_lite.samples import Batch
 from energon_lite.samples.sample import BASE_COLLATIONS, own_fields
 from energon_lite.tensors import fields_of, pad_stack
+
+logger = logging.getLogger(__name__)
+#: Names of task encoders whose empty batches a warning was given of.
+_warned: set[str] = set()
 
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
 #: its end, to the largest of the batch. ``"list"``: the tensors stay as they are, in a list, and so do samples of
@@ -273,6 +278,14 @@ def rows_like(like: Any, rows: int, where: str, fix: str | None = None) -> int:
             "has no tensors or lists of one and the same length",
             where=where,
             fix=fix or "write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",
+        )
+    others = sorted(set(_sizes(empty_like(like, rows))) - {0})
+    if others and where not in _warned:
+        _warned.add(where)
+        logger.warning(
+            "%s: a batch without samples keeps its tensors and lists of length %s; only those of length %d are cut. "
+            "If the others hold samples, these count twice: write empty_batch(self, like, rows)",
+            *(where, listed(others), rows),
         )
     return rows
 

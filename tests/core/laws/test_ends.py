@@ -111,6 +111,18 @@ def test_the_first_two_samples_need_not_go_together(leaf_of: Any, monkeypatch: p
     assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
 
 
+def test_rows_of_tokens_that_stay_in_a_batch_without_samples_are_told(leaf_of: Any, caplog: Any) -> None:
+    class Joined(Rows):
+        def batch(self, samples: list[Any]) -> Any:
+            return {**super().batch(samples), "tokens": torch.arange(40)}
+
+    for _ in range(2):
+        loader = val_loader(leaf_of(5), rank=1, world_size=2, batch_size=5, task_encoder=Joined())
+        assert [(len(batch["x"]), len(batch["tokens"])) for batch in loader] == [(0, 40)]
+    (told,) = [text for text in caplog.messages if "keeps its tensors" in text]
+    assert told.startswith("Joined") and "of length 40" in told and "empty_batch(self, like, rows)" in told
+
+
 def test_a_batch_without_samples_may_be_what_the_hook_is_given(leaf_of: Any) -> None:
     """Each is made of the same one: neither the hook's changes nor the trainer's are in the next one."""
 
