@@ -76,7 +76,8 @@ class CompiledBlocks:
 
     def __init__(self, blocks: Iterable[nn.Module], *, budget: float = 1.0):
         config: Any = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+        # Later versions of torch call it recompile_limit, and know this name too.
+        config.cache_size_limit = max(config.cache_size_limit, _MOST_GRAPHS)
         partitioner: Any = importlib.import_module("torch._functorch.config")
         partitioner.activation_memory_budget = budget
         for block in blocks:

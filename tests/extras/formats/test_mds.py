@@ -128,7 +128,8 @@ def test_encodings() -> None:
         assert data is not None and ndarray_bytes(array.astype(array.dtype.newbyteorder(">"))) == data
         check("ndarray", data, array)
     assert ndarray_bytes(np.zeros(0)) is ndarray_bytes(np.array(3)) is ndarray_bytes(np.array([True])) is None
-    assert ndarray_bytes(np.zeros((1,) * 63)) is not ndarray_bytes(np.zeros((1,) * 64)) is None
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # before, an array has at most 32 dimensions
+        assert ndarray_bytes(np.zeros((1,) * 63)) is not ndarray_bytes(np.zeros((1,) * 64)) is None
 
 
 def test_files_get_the_extension_by_which_they_are_decoded_or_refused(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_batches_without_rows_and_with_less(tmp_path: Path, kind: str) -> None:
     assert open_source(str(path), "train").column("a").tolist() == []
     with make(str(path), pa.schema({"a": pa.int64()})) as writer:
         for rows in ([1, 2], [], [3]):
-            writer.write_batch(pa.record_batch({"a": pa.array(rows, pa.int64())}))
+            writer.write_batch(pa.RecordBatch.from_pydict({"a": pa.array(rows, pa.int64())}))
     source = open_source(str(path), "train")
     assert source.read_many([2, 0])["a"] == [3, 1] and [source.locate(row) for row in (1, 2)] == [(0, 0), (0, 2)]
     path.write_bytes(path.read_bytes().replace((2).to_bytes(8, "little"), (-2).to_bytes(8, "little", signed=True)))
