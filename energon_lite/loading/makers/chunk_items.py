@@ -86,7 +86,7 @@ class ChunkItems:
         key = ("sample", *address, 0)
         with run.context:
             if self.hooks.generators.isdisjoint(self.hooks.sample):
-                made = run.runner.made(rows, at, address, key, run.context)
+                made = next(run.runner.made(((address, rows, at),), run.context))
                 values = [] if type(made) is Rejected else [made]
                 if type(made) is Rejected:
                     run.fail(made.failure, (address,))

@@ -204,7 +204,7 @@ def sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
 _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(energon_lite.__file__)), "")
 _FULL = "ENERGON_LITE_FULL_TRACEBACK"
 #: Functions that call the user's code.
-_GUARDS = frozenset({"guarded", "hooked", "_apply"})
+_GUARDS = frozenset({"guarded", "made", "_apply"})
 
 
 Given = ParamSpec("Given")

@@ -121,36 +121,63 @@ class JobRunner(HookSteps):
             attempt: 0: the samples themselves; k: the k-th replacement for each.
             batch_index: index of the micro-batch of the samples, if it is known.
         """
-        services = self.services
-        if self.hooks.batched and not services.observers and services.store is None and len(addresses[0]) == 3:
-            return self.hooked(self._loaded(addresses, context, attempt, batch_index), context)
-        return (
-            self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
-            for address, rows, at in self.read(addresses, attempt)
-        )
+        return self.made(self.read(addresses, attempt), context, attempt, batch_index)
 
-    def _loaded(
-        self, addresses: Sequence[Address], context: HookContext, attempt: int, batch_index: int | None
-    ) -> Iterator[tuple[Any, str, str]]:
-        """Yield each of the samples before the hooks, for :meth:`hooked`, or a :class:`Rejected`."""
-        for address, rows, at in self.read(addresses, attempt):
-            assert not isinstance(rows, StoredSample)
-            leaf = rows.leaf
-            index = rows.indices[at]
+    def made(
+        self, read: Iterable[ReadSample], context: HookContext, attempt: int = 0, batch_index: int | None = None
+    ) -> Iterator[Any]:
+        """Yield each of the samples that :meth:`read` has read; see :meth:`make`.
+
+        Hooks are called as by :meth:`guarded`, with fewer calls.
+        """
+        observers = self.services.observers
+        store = self.services.store
+        fine: type[Any] | None = None  # the type of the last result that was checked
+        for address, rows, at in read:
+            is_stored = isinstance(rows, StoredSample)
+            leaf = self.leaves[address[0]] if is_stored else rows.leaf
+            index = at if is_stored else rows.indices[at]
             epoch = address[2]
-            number = epoch * leaf.length + index
+            key = ("sample", *address[:3], attempt)
+            sample_index = epoch * leaf.length + index
             # As move(), whose call would cost too much here.
-            context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
-            key = ("sample", *address, attempt)
-            sample = rows.sample(at, key)
-            if sample is not None and rows.columns is not None:
-                yield sample, rows.columns.keys[at], leaf.name
-                continue
+            context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=sample_index, batch_index=batch_index)
+            stage = ""
             try:
-                name, sample = self.load(rows, at, key, is_tried=True)
+                if is_stored:
+                    sample = rows.value
+                    set_restore_key(sample, key)
+                else:
+                    name, sample = self.load(rows, at, key)
+                    for stage, function, is_seeded in self.sample_hooks:
+                        if observers:
+                            self.tell(stage, leaf.name, name)
+                        if is_seeded and context.seeds:
+                            context.seed_globals()
+                        value = function(sample)
+                        if type(value) is not fine:
+                            if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                                self._check(value, stage, self._whose(name, leaf.name), (sample,))
+                            else:
+                                fine = type(value)
+                        sample = value
+                    stage = ""
+                    if store is not None:
+                        store.add((address[0], index, epoch), sample, key, context)
+                if not self.hooks.batched:
+                    set_restore_key(sample, key)
+                if len(address) > 3:
+                    from energon_lite.batching.sequence_batches import as_planned
+
+                    named = leaf.name, f"sample {index}"
+                    sample = self.guarded("plan", *named, sample, as_planned, sample, *address[3:])
             except Rejected as rejected:
-                name, sample = "", rejected
-            yield sample, name, leaf.name
+                sample = rejected
+            except Exception as error:
+                if not stage:
+                    raise
+                sample = self._rejected(error, stage, leaf.name, name, sample)
+            yield sample
 
     def move(
         self, context: HookContext, address: Address, *origin: int, tag: int = SAMPLE, batch_index: int | None = None
@@ -270,78 +297,8 @@ class JobRunner(HookSteps):
         if self.services.failures is not None:
             self.services.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
 
-    def made(
-        self,
-        rows: Rows | StoredSample,
-        at: int,
-        address: Address,
-        key: tuple[Any, ...],
-        context: HookContext,
-        batch_index: int | None = None,
-    ) -> Any:
-        """Return the sample that :meth:`read` yielded, or a :class:`Rejected` with the failure."""
-        leaf = self.leaves[address[0]]
-        index = at if isinstance(rows, StoredSample) else rows.indices[at]
-        self.move(context, (address[0], index, address[2]), batch_index=batch_index)
-        try:
-            if isinstance(rows, StoredSample):
-                sample = rows.value
-                set_restore_key(sample, key)
-            else:
-                name, sample = self.load(rows, at, key)
-                if self.sample_hooks:
-                    sample = next(self.hooked(((sample, name, leaf.name),), context))
-                if type(sample) is Rejected:
-                    return sample
-                if self.services.store is not None:
-                    self.services.store.add((address[0], index, address[2]), sample, key, context)
-            if not self.hooks.batched:
-                set_restore_key(sample, key)
-            if len(address) > 3:
-                from energon_lite.batching.sequence_batches import as_planned
-
-                sample = self.guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
-            return sample
-        except Rejected as rejected:
-            return rejected
-
-    def hooked(self, samples: Iterable[tuple[Any, str, str]], context: HookContext) -> Iterator[Any]:
-        """Yield each sample after the hooks of single samples, or a :class:`Rejected` with the failure: as
-        :meth:`guarded` for each hook, with fewer calls.
-
-        Args:
-            samples: each sample, or a :class:`Rejected`; its name, and that of its data set.
-            context: the running context.
-
-        Raises:
-            FatalSampleError: as :meth:`guarded`.
-        """
-        observers = self.services.observers
-        hooks = self.sample_hooks
-        fine: type[Any] | None = None  # the type of the last result that was checked
-        for sample, name, leaf in samples:
-            try:
-                for stage, function, is_seeded in () if type(sample) is Rejected else hooks:
-                    if observers:
-                        self.tell(stage, leaf, name)
-                    if is_seeded and context.seeds:
-                        context.seed_globals()
-                    value = function(sample)
-                    if type(value) is not fine:
-                        if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
-                            self._check(value, stage, self._whose(name, leaf), (sample,))
-                        else:
-                            fine = type(value)
-                    sample = value
-            except Exception as error:
-                sample = self._rejected(error, stage, leaf, name, sample)
-            yield sample
-
-    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
+    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...]) -> tuple[str, Any]:
         """Return the name of a sample, and the sample before the hooks (but cooked).
-
-        Args:
-            is_tried: the rows have been asked for the sample and returned None.
 
         Raises:
             Rejected: the sample was skipped or failed.
@@ -351,7 +308,7 @@ class JobRunner(HookSteps):
             name = rows.columns.keys[at]
             if self.services.observers:
                 self.tell("decode", leaf.name, name)
-            sample = None if is_tried else rows.sample(at, restore_key)
+            sample = rows.sample(at, restore_key)
             if sample is not None:
                 return name, sample
             raw = rows.raw(at)
