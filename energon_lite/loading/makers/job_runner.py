@@ -134,9 +134,8 @@ class JobRunner(HookSteps):
         store = self.services.store
         fine: type[Any] | None = None  # the type of the last result that was checked
         for address, rows, at in read:
-            is_stored = isinstance(rows, StoredSample)
-            leaf = self.leaves[address[0]] if is_stored else rows.leaf
-            index = at if is_stored else rows.indices[at]
+            leaf = self.leaves[address[0]]
+            index = at if isinstance(rows, StoredSample) else rows.indices[at]
             epoch = address[2]
             key = ("sample", *address[:3], attempt)
             sample_index = epoch * leaf.length + index
@@ -144,7 +143,7 @@ class JobRunner(HookSteps):
             context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=sample_index, batch_index=batch_index)
             stage = ""
             try:
-                if is_stored:
+                if isinstance(rows, StoredSample):
                     sample = rows.value
                     set_restore_key(sample, key)
                 else:
