@@ -182,10 +182,22 @@ class ShardStore:
             FatalStorageError: file descriptors or memory were short for seconds.
             DatasetError: the storage failed several times.
         """
-        try:
-            return self._read(path, identity, offset, size)
-        except DatasetError as error:
-            return self._read_again(error, path, identity, offset, size)
+        tries: Tries | None = None
+        while True:
+            try:
+                return self._read(path, identity, offset, size)
+            except DatasetError as error:
+                tries, cause = tries or Tries(self._gave_up), error.__cause__
+                wait = None if cause is None or isinstance(error, FatalStorageError) else tries.wait_after(cause)
+                if wait is None:
+                    if tries.kind == "short" and isinstance(cause, OSError):
+                        raise out_of(cause, path) from cause
+                    raise
+            if tries.kind == "short":
+                self.close()  # release the descriptors that this process can spare
+            else:
+                self.forget(path, identity)
+            time.sleep(wait)
 
     def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
         """:meth:`read` for each of these ranges, in order, with less overhead for many small samples."""
@@ -208,25 +220,6 @@ class ShardStore:
             pieces.append(data)
         COUNTS.bytes_read += sum(map(len, pieces)) - again  # read() has counted those bytes already
         return pieces
-
-    def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        tries = Tries(self._gave_up)
-        while True:
-            cause = error.__cause__
-            wait = None if cause is None or isinstance(error, FatalStorageError) else tries.wait_after(cause)
-            if wait is None:
-                if tries.kind == "short" and isinstance(cause, OSError):
-                    raise out_of(cause, path) from cause
-                raise error
-            if tries.kind == "short":
-                self.close()  # release the descriptors that this process can spare
-            else:
-                self.forget(path, identity)
-            time.sleep(wait)
-            try:
-                return self._read(path, identity, offset, size)
-            except DatasetError as again:
-                error = again
 
     def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         file = self.open(path, identity)
