@@ -106,7 +106,7 @@ def decode_image(
     resizing = None if size is None else Resizing(size, rng)
     pixels: Any = None
     if mode == "RGB" and (container != "pil" or resizing) and "JPEG" in formats and data.startswith(_JPEG):
-        pixels = _decode_jpeg(data, most, resizing, "RGBX" if resizing and container == "torch" else mode)
+        pixels = _decode_jpeg(data, most, resizing)
     if pixels is None:
         image = _decode_with_pillow(mode, formats, most, data, resizing)
         if container == "pil" and resizing is None:
@@ -119,7 +119,7 @@ def decode_image(
 
             return Image.fromarray(pixels)
     if container == "torch" and pixels.ndim == 3:
-        pixels = _planes(pixels) if pixels.shape[2] > len(mode) else pixels.transpose(2, 0, 1)
+        pixels = pixels.transpose(2, 0, 1)
     # One pass that scales and moves the channels to the front; a division, for the same bits as in Energon.
     if dtype == "float":
         pixels = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
@@ -130,15 +130,6 @@ def decode_image(
     import torch
 
     return torch.from_numpy(pixels)
-
-
-def _planes(pixels: Any) -> Any:
-    """Return ``[3, height, width]`` of ``[height, width, 4]``. Words of four bytes take half the time of bytes."""
-    words = pixels.view("<u4")[..., 0]
-    planes = np.empty((3, *words.shape), np.uint8)
-    for number, plane in enumerate(planes):
-        np.right_shift(words, 8 * number, out=plane, casting="unsafe")
-    return planes
 
 
 def _check_pixels(width: int, height: int, channels: int, most: int | None) -> None:
@@ -166,9 +157,8 @@ def _decode_with_pillow(
         raise ValueError(f"these bytes are not an image as the name means ({', '.join(formats)})") from None
 
 
-def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None, channels: str) -> Any:
-    """Decode ``[height, width, channels]`` uint8 by simplejpeg; None: it is not installed, or the image is left to
-    Pillow.
+def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None) -> Any:
+    """Decode ``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or the image is left to Pillow.
 
     Both use libjpeg-turbo with its accurate settings, and give the same pixels for the images that simplejpeg gets
     here: colours as luma and chroma, or grey. So its installation changes only the time.
@@ -183,9 +173,9 @@ def _decode_jpeg(data: bytes, most: int | None, resizing: Resizing | None, chann
             return None
         _check_pixels(width, height, 3, most)
         if resizing is None:
-            return simplejpeg.decode_jpeg(data, channels)
+            return simplejpeg.decode_jpeg(data, "RGB")
         divisor = resizing.fit(height, width, divisible=True)
-        return simplejpeg.decode_jpeg(data, channels, min_height=-(-height // divisor), min_width=-(-width // divisor))
+        return simplejpeg.decode_jpeg(data, "RGB", min_height=-(-height // divisor), min_width=-(-width // divisor))
     except DecodeError:
         raise
     except ValueError:  # damaged: Pillow decides if it can be decoded
