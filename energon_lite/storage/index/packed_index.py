@@ -137,12 +137,6 @@ class PackedIndex:
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
         return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
 
-    def part_ranges(self, sample: int) -> Iterator[tuple[int, int]]:
-        """Offset and size of each part of a sample."""
-        part, _, _, next_part, _, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
-        flat = memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
-        return zip(flat[::3], flat[1::3], strict=True)
-
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
         """Combine the scans of all shards, in the given order.

@@ -348,8 +348,7 @@ def data_digest(source: AnySource) -> str:
         while number < stop and left > 0:
             group: list[Range] = []
             while number < stop:  # samples that fit into one read
-                place, sample = choice.locate(number)
-                ranges = [(choice.shards[place], *part) for part in choice.index.part_ranges(sample)]
+                *_, ranges = choice.wanted(number, None)
                 if ranges:
                     shard, offset, _ = ranges[0]
                     if group and (shard != group[0][0] or not 0 <= offset - group[0][1] < left):
