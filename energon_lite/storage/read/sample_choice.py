@@ -355,23 +355,16 @@ class DenseExclusion:
             counts[start : start + _ROWS] = _ONES[self._bits[start : start + _ROWS]].sum(axis=1, dtype=np.int64)
         #: Kept samples before each block; the last entry counts all of them.
         self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        self._view = self._before.data
         self.digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
 
     def __len__(self) -> int:
-        return self._view[-1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_view"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _view=state["_before"].data)
+        return int(self._before[-1])
 
     def place(self, number: int) -> int:
         """The place within the range of the kept sample ``number``."""
-        block = bisect_right(self._view, number) - 1
+        block = int(self._before.searchsorted(number, "right")) - 1
         ones = np.flatnonzero(np.unpackbits(self._bits[block]))
-        return block * _BLOCK + int(ones[number - self._view[block]])
+        return block * _BLOCK + int(ones[number - self._before[block]])
 
     def places(self, numbers: Int64) -> Int64:
         """:meth:`place` of many samples, ``[n]``."""
