@@ -380,5 +380,5 @@ def _field_map(config: DatasetConfig, source: AnySource) -> FieldMap | None:
     except ConfigError as error:  # it names the field; the file is known here
         raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
     if source.part_names or not isinstance(source, OpenedSource):
-        field_map.check_parts(source.part_names, config.origin)
+        field_map.check_parts(sorted(source.part_names), config.origin)
     return field_map

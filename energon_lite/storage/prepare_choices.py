@@ -296,7 +296,7 @@ def sample_document(
         )
     compiled = compile_field_map(field_map)
     _check_fields(sample_type, field_map)
-    check_parts(compiled, scan.parts)
+    compiled.check_parts(scan.parts)
     _try_on_samples(compiled, scan)
     return {"sample_type": class_of(sample_type), "field_map": dict(field_map)}
 
@@ -324,23 +324,6 @@ def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
             found=f"only {', '.join(map(repr, field_map)) or 'nothing'}",
             fix=f"add an entry for {missing[0]!r}",
         )
-
-
-def check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
-    """Refuse a field map with a field whose parts no sample has.
-
-    Raises:
-        ConfigError: there is such a field; the message suggests the nearest name.
-    """
-    for field, accesses in field_map.fields:
-        wanted = [access.part for access in accesses]
-        if not any(part in parts for part in wanted):
-            raise ConfigError(
-                f"no sample has a part {' or '.join(map(repr, wanted))}",
-                at=f"field_map.{field}",
-                choices=list(parts)[:20],
-                suggest_for=wanted[0],
-            )
 
 
 def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:

@@ -22,7 +22,6 @@ from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.prepare_choices import (
     CRUDE,
     SAMPLE_LOADER,
-    check_parts,
     class_of,
     find_sample_type,
     parse_ratio,
@@ -284,7 +283,7 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None
 
         def use(answer: str, name: str = field.name, required: bool = required) -> str:
             if answer != "-":
-                check_parts(compile_field_map({name: answer}), scan.parts)
+                compile_field_map({name: answer}).check_parts(scan.parts)
             elif required:
                 raise UsageError(f"{name} is required")
             return answer

@@ -94,20 +94,26 @@ class FieldMap:
         """Names of all parts that the map may read."""
         return frozenset(access.part for _, accesses in self.fields for access in accesses)
 
-    def check_parts(self, part_names: Collection[str], where: str) -> None:
+    def check_parts(self, part_names: Collection[str], where: str | None = None) -> None:
         """Refuse a map with a field that no sample can fill, given the names of all parts in the data set.
 
+        Args:
+            part_names: the names of the parts.
+            where: the document of the map; None: it is not in a file.
+
         Raises:
-            ConfigError: the message names the field, its part, and the parts of the data set.
+            ConfigError: the message names the field and its part, and the nearest part or the parts of the data set.
         """
         for field, accesses in self.fields:
-            if not any(access.part in part_names for access in accesses):
-                wanted = " nor ".join(repr(access.part) for access in accesses)
+            wanted = [access.part for access in accesses]
+            if not any(part in part_names for part in wanted):
                 raise ConfigError(
-                    f"field {field!r} is filled from a part that no sample of this data set has: {wanted}",
+                    f"no sample has a part {' or '.join(map(repr, wanted))}",
                     file=where,
                     at=f"field_map.{field}",
-                    fix=_has(accesses[0].part, dict.fromkeys(sorted(part_names))),
+                    choices=list(part_names),
+                    suggest_for=wanted[0],
+                    fix=f"the samples have: {listed([*map(repr, part_names)], 20) or 'nothing'}",
                 )
 
     def apply(self, decoded: Mapping[str, Any]) -> dict[str, Any]:
