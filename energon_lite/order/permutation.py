@@ -9,8 +9,6 @@ There are three kinds, chosen by ``n`` alone, all bijections for every key:
 * ``1,024 < n <= 65,535``: the same with 12 rounds, because a round mixes less when the halves are short.
 * ``n <= 1,024``: a table, the argsort of keyed hashes, which is as uniform over all permutations as the hash is.
 
-The scalar and the vectorised forms give equal values; below about 32 indices the scalar one is faster.
-
 Feistel networks on arbitrary domains, with cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
 domains". The round hash is Wellons' ``lowbias32``. ``tests/core/order/test_permutation.py`` measures that a round needs
 two multiplications, and that three rounds are too few.
@@ -21,8 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isqrt
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +37,7 @@ MAX_LENGTH = 1 << 62
 TABLE_LENGTH = 1024
 #: Most elements that are processed at once, so that all intermediate arrays stay in the processor's cache.
 CHUNK = 1 << 13
-GOLDEN = 0x9E3779B97F4A7C15
-_MASK32 = (1 << 32) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 _HIGH = 1 if sys.byteorder == "little" else 0  # the upper half of a 64-bit word
 _15 = np.array(15, np.uint32)
 _16 = np.array(16, np.uint32)
@@ -50,47 +46,27 @@ _M1 = np.array(0x7FEB352D, np.uint32)
 _M2 = np.array(0x846CA68B, np.uint32)
 #: Bound below which quotients of integers are exact when they are computed in floats.
 _EXACT = 1 << 51
-#: Most indices outside of their domain that are walked separately, one by one.
-_FEW = 12
-
-
-def rounds_for(n: int) -> int:
-    """Number of Feistel rounds for a domain of ``n`` elements; 0 for a table."""
-    return 6 if n > 0xFFFF else 12 if n > TABLE_LENGTH else 0
 
 
 def rounds_of_each(n: Ints) -> Ints:
-    """Numbers of rounds for many domains, ``[k]``; see :func:`rounds_for`."""
+    """Number of Feistel rounds for each of ``k`` domains, ``[k]``; 0 for a table."""
     return np.where(n <= TABLE_LENGTH, 0, np.where(n > 0xFFFF, 6, 12))
 
 
-def permute(index: int, n: int, key: int) -> int:
-    """Image of ``index`` under the permutation of [0, n) that belongs to ``key``.
-
-    Args:
-        index: 0 <= index < n.
-        n: size of the domain, at most 2**62.
-        key: 64 bits; each key gives a different permutation.
-
-    Example:
-        >>> sorted(permute(i, 10, key=7) for i in range(10)) == list(range(10))
-        True
-    """
-    if n <= TABLE_LENGTH:
-        return int(_table(n, key)[index])
-    return cycle_walk_one(index, n, [round_key(key, round_) for round_ in range(rounds_for(n))], 1)
-
-
 def permute_array(index: Ints, n: int | Ints, key: int | U64) -> Ints:
-    """Permute many indices at once; see :func:`permute`.
+    """Images of indices under the permutations of [0, n) that belong to the keys.
 
     Args:
-        index: ``[k]`` int64.
-        n: one size, or ``[k]`` int64: a size for each index.
-        key: one key, or ``[k]`` uint64: a key for each index.
+        index: ``[k]`` int64, 0 <= index < n.
+        n: size of the domain, at most 2**62; or ``[k]`` int64: a size for each index.
+        key: 64 bits; each key gives a different permutation. Or ``[k]`` uint64: a key for each index.
 
     Returns:
         ``[k]`` int64.
+
+    Example:
+        >>> np.sort(permute_array(np.arange(5), 5, key=7)).tolist()
+        [0, 1, 2, 3, 4]
     """
     return _dispatch(index, n, key, 1)
 
@@ -105,7 +81,7 @@ def unpermute_array(index: Ints, n: int | Ints, key: int | U64) -> Ints:
 
 @lru_cache(maxsize=4096)  # at most 8 MiB
 def _table(n: int, key: int) -> NDArray[np.uint16]:
-    hashes = mix64_array(np.uint64(mix64(key & MASK64)) + np.arange(n, dtype=np.uint64))
+    hashes = mix64_array(np.uint64(mix64(key)) + np.arange(n, dtype=np.uint64))
     return np.argsort(hashes, kind="stable").astype(np.uint16)
 
 
@@ -135,84 +111,31 @@ def _look_up(index: Ints, n: Ints, key: U64, direction: Direction) -> Ints:
 
 
 def _dispatch(index: Ints, n: int | Ints, key: int | U64, direction: Direction) -> Ints:
-    if isinstance(n, int):
-        if n <= TABLE_LENGTH and isinstance(key, int):
-            return (_table if direction == 1 else _inverse_table)(n, key)[index].astype(np.int64)
-        kinds = {rounds_for(n): slice(None)}
-    else:
-        of = rounds_of_each(n)
-        present = [kind for kind in (0, 6, 12) if (of == kind).any()]  # not np.unique, whose first call is slow
-        kinds = {k: np.flatnonzero(of == k) if len(present) > 1 else slice(None) for k in present}  # type: ignore[misc]
-    out = np.empty_like(index)
-    for kind, where in kinds.items():
-        i = index[where]
-        size = n if isinstance(n, int) else n[where]
-        keys = key if isinstance(key, int) else key[where]
-        if kind == 0:
-            sizes, keys = np.broadcast_to(size, i.shape), np.broadcast_to(np.asarray(keys, np.uint64), i.shape)
-            out[where] = _look_up(i, sizes, keys, direction)
-        else:
-            out[where] = _cycle_walk_array(i, size, keys, kind, direction)
+    n = np.array([n]) if isinstance(n, int) else n
+    key = np.array([key & MASK64], np.uint64) if isinstance(key, int) else key
+    of = rounds_of_each(n)
+    present = [kind for kind in (0, 6, 12) if (of == kind).any()]  # not np.unique, whose first call is slow
+    if len(present) == 1:
+        return _permuted(index, n, key, present[0], direction)
+    out, key = np.empty_like(index), np.broadcast_to(key, index.shape)
+    for kind in present:
+        where = np.flatnonzero(of == kind)
+        out[where] = _permuted(index[where], n[where], key[where], kind, direction)
     return out
 
 
-def _cycle_walk_array(index: Ints, n: int | Ints, key: int | U64, rounds: int, direction: Direction) -> Ints:
-    if isinstance(key, int):
-        keys = [np.array(round_key(key, round_), np.uint32) for round_ in range(rounds)]
-    if isinstance(n, int):
-        sizes = radices_of_one(n)
-    out = np.empty_like(index)
-    for start in range(0, len(index), CHUNK):
-        part = slice(start, start + CHUNK)
-        if not isinstance(key, int):
-            keys = [round_keys(key[part], round_) for round_ in range(rounds)]
-        if isinstance(n, int):
-            out[part] = cycle_walk(index[part], n, sizes, keys, direction)
-        else:
-            out[part] = cycle_walk(index[part], n[part], radices(n[part]), keys, direction)
-    return out
+def _permuted(index: Ints, n: Ints, key: U64, rounds: int, direction: Direction) -> Ints:
+    if not rounds:
+        return _look_up(index, np.broadcast_to(n, index.shape), np.broadcast_to(key, index.shape), direction)
+    return cycle_walk(index, n, radices(n), [round_keys(key, round_) for round_ in range(rounds)], direction)
 
 
-# -- Feistel networks, for one index --------------------------------------------------------------------------------
+# -- Feistel networks -----------------------------------------------------------------------------------------------
 #
 # An index below ``n`` is written as ``left * b + right`` with ``a * b >= n``; a round adds a keyed hash of one digit to
 # the other, modulo its radix. A batch has some thousand indices, so the time depends on the number of numpy calls more
 # than on arithmetic: constants are zero-dimensional arrays (numpy would convert a scalar in each call), results go into
 # existing buffers, and the caller computes once whatever depends only on the domain or on the key.
-
-
-def round_key(key: int, round_: int) -> int:
-    """Round key: 32 bits derived from the key of a permutation."""
-    return mix64((key + round_ * GOLDEN) & MASK64) >> 32
-
-
-def cycle_walk_one(index: int, n: int, keys: Sequence[int], direction: Direction) -> int:
-    """Apply the network until the result is below ``n``; a repetition is needed with probability ``1 / sqrt(n)``."""
-    a = isqrt(n - 1) + 1
-    b = -(-n // a)
-    while True:
-        left, right = divmod(index, b)
-        for round_ in range(len(keys))[::direction]:
-            if round_ % 2 == 0:
-                left = (left + direction * _below(right ^ keys[round_], a)) % a
-            else:
-                right = (right + direction * _below(left ^ keys[round_], b)) % b
-        index = left * b + right
-        if index < n:
-            return index
-
-
-def _below(x: int, limit: int) -> int:
-    """Hash of 32 bits, reduced to [0, limit) by multiplication (Lemire 2019)."""
-    x ^= x >> 16
-    x = (x * 0x7FEB352D) & _MASK32
-    x ^= x >> 15
-    x = (x * 0x846CA68B) & _MASK32
-    x ^= x >> 16
-    return (x * limit) >> 32
-
-
-# -- for many -------------------------------------------------------------------------------------------------------
 
 
 class Radices(NamedTuple):
@@ -239,16 +162,9 @@ def radices(n: Ints) -> Radices:
     return Radices(a, b, a.astype(np.uint32), b.astype(np.uint32))
 
 
-def radices_of_one(n: int) -> Radices:
-    """Radices of a single domain, as zero-dimensional arrays."""
-    a = isqrt(n - 1) + 1
-    b = -(-n // a)
-    return Radices(np.array(a, np.uint64), np.array(b, np.uint64), np.array(a, np.uint32), np.array(b, np.uint32))
-
-
 def round_keys(keys: U64, round_: int) -> U32:
-    """Round keys of many permutation keys, ``[k]`` uint32; see :func:`round_key`."""
-    mixed = mix64_array(keys + np.uint64((round_ * GOLDEN) & MASK64))
+    """Keys of a round: 32 bits derived from each of ``k`` permutation keys, ``[k]``."""
+    mixed = mix64_array(keys + np.uint64((round_ * _GOLDEN) & MASK64))
     return (mixed >> _32).astype(np.uint32)
 
 
@@ -263,33 +179,25 @@ def quotient(x: Ints, divisor: U64 | Ints) -> Ints:
     return (x.astype(np.float64) / divisor.astype(np.float64)).astype(np.int64)
 
 
-def cycle_walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
-    """Permute each of ``index`` by its own network, with cycle walking.
+def cycle_walk(index: Ints, n: Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
+    """Permute each of ``index`` by its own network, repeatedly until the result is below ``n`` (cycle walking).
 
     Args:
         index: ``[k]``, each below its ``n``.
-        n: ``[k]``, or one integer for all.
+        n: ``[k]``, or one for all.
         sizes: the radices of ``n``.
-        keys: keys of each round, ``[k]`` or zero-dimensional.
+        keys: keys of each round, ``[k]``, or one for all.
         direction: 1, or -1 for the inverse.
     """
-    if not len(index):
-        return index.copy()
-    x = _scramble(index, sizes, keys, direction)
-    outside = x >= n
-    if not outside.any():
-        return x
-    where = np.flatnonzero(outside)
-    if len(where) <= _FEW:
-        columns = [column if column.ndim else np.broadcast_to(column, x.shape) for column in (np.asarray(n), *keys)]
-        for i in where.tolist():
-            size, *own = (column.item(i) for column in columns)
-            x[i] = cycle_walk_one(x.item(i), size, own, direction)
-    else:
-        ends = np.broadcast_to(np.asarray(n), x.shape)[where]
-        x[where] = cycle_walk(
-            x[where], ends, radices(ends), [np.broadcast_to(key, x.shape)[where] for key in keys], direction
-        )
+    x = np.empty_like(index)
+    for start in range(0, len(index), CHUNK):
+        part = slice(start, start + CHUNK)
+        own: list[Any] = [values[part] if len(values) > 1 else values for values in (*sizes, *keys)]
+        x[part] = _scramble(index[part], Radices(*own[:4]), own[4:], direction)
+    where = np.flatnonzero(x >= n)
+    if len(where):
+        ends, *keys = (np.broadcast_to(values, x.shape)[where] for values in (n, *keys))
+        x[where] = cycle_walk(x[where], ends, radices(ends), keys, direction)
     return x
 
 

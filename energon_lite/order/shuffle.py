@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import MASK64, hash_ints, hash_next_array, mix64_array
 from energon_lite.order.permutation import (
-    CHUNK,
     MAX_LENGTH,
     cycle_walk,
     permute_array,
@@ -71,15 +70,6 @@ class EpochPermutations:
 
     def lookup(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
         """Index of the sample at ``place`` of ``epoch`` of ``leaf``, for each of ``k`` triples."""
-        if len(place) <= CHUNK:
-            return self._any_kind(leaf, epoch, place)
-        out = np.empty_like(place)
-        for start in range(0, len(place), CHUNK):
-            part = slice(start, start + CHUNK)
-            out[part] = self._any_kind(leaf[part], epoch[part], place[part])
-        return out
-
-    def _any_kind(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
         if len(self._kinds) == 1:
             return self._one_kind(self._kinds[0], leaf, epoch, place)
         out = np.empty_like(place)
