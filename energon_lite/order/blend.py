@@ -226,7 +226,7 @@ def lay_out(range_: CountRange, entropy: int) -> Block:
     return Block(leaf, position)
 
 
-def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | Ints, slice | Ints]]:
+def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | Ints, Ints]]:
     """Group positions by block.
 
     Args:
@@ -236,41 +236,16 @@ def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | In
     Yields:
         Block number, the indices of its positions in ``positions``, and their offsets in the block.
     """
-    if _are_consecutive(positions):
-        first, stop = int(positions[0]), int(positions[-1]) + 1
-        for number in range(first >> BLOCK_BITS, (stop - 1 >> BLOCK_BITS) + 1):
-            origin = max(number << BLOCK_BITS, start)
-            here = slice(max(origin, first), min(number + 1 << BLOCK_BITS, stop))
-            yield number, slice(here.start - first, here.stop - first), slice(here.start - origin, here.stop - origin)
-        return
-    for number, which in _by_block(positions):
-        yield number, which, positions[which] - max(number << BLOCK_BITS, start)
-
-
-def _are_consecutive(positions: Ints) -> bool:
-    """True for at least one position, each the successor of the one before, as in most large requests."""
-    count = len(positions)
-    if not count or int(positions[-1]) - int(positions[0]) != count - 1:
-        return False
-    return bool((positions[1:] - positions[:-1] == 1).all())
-
-
-def _by_block(positions: Ints) -> Iterator[tuple[int, slice | Ints]]:
-    """Group positions by block: pairs of block number and indices in ``positions``."""
-    if not len(positions):
-        return
-    block_of = positions >> BLOCK_BITS
-    if (block_of == block_of[0]).all():
-        yield int(block_of[0]), slice(None)
-        return
+    block_of, order = positions >> BLOCK_BITS, None
     steps = np.diff(block_of)
-    order = None
     if (steps < 0).any():
         order = np.argsort(block_of, kind="stable")
         block_of = block_of[order]
         steps = np.diff(block_of)
-    for start, stop in pairwise([0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]):
-        yield int(block_of[start]), slice(start, stop) if order is None else order[start:stop]
+    for first, stop in pairwise([0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]):
+        if first < stop:
+            number, which = int(block_of[first]), slice(first, stop) if order is None else order[first:stop]
+            yield number, which, positions[which] - max(number << BLOCK_BITS, start)
 
 
 def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool = False) -> Ints:

@@ -3,15 +3,16 @@
 The stream of a leaf of ``n`` samples consists of its epochs, one after the other, each a permutation of [0, n) under a
 key of its own. Two numbers bound the distance on disk of neighbours in the stream: ``max_samples_per_sequence`` keeps
 sequences of this number of neighbours together, ``shuffle_buffer_size`` is the window of the stream inside which
-sequences are mixed. Both are closed forms: the sequences are permuted, then the places inside each window. If either is
-not given (or sequences have one sample), an epoch is one full permutation.
+sequences are mixed. Both are closed forms: an epoch of ``n`` samples is cut into sequences of ``run`` neighbours, which
+are permuted; the result is cut into windows of ``window`` places, and the places inside each window are permuted. All
+keys are derived from that of the epoch. If either number is not given (or sequences have one sample), an epoch is one
+full permutation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,17 @@ from energon_lite.order.permutation import (
     rounds_of_each,
     unpermute_array,
 )
-from energon_lite.order.windows import places_in_windows, runs_in_windows
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
 #: Most leaves with which the cache saves more than it costs in memory and copying.
 _MOST_LEAVES = 1 << 14
+#: Tag of the keys for the permutation of sequences.
+_RUNS = np.uint64(hash_ints(1))
+#: Tag of the keys for the permutations inside windows.
+_WINDOWS = np.uint64(hash_ints(2))
+#: Tag of the hashes that draw with replacement.
 _DRAWS = np.uint64(hash_ints(3))
 
 
@@ -176,15 +181,7 @@ class LeafOrders(Sequence[LeafOrder]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @overload
-    def __getitem__(self, number: int) -> LeafOrder: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> LeafOrders: ...
-
-    def __getitem__(self, number: int | slice) -> LeafOrder | LeafOrders:
-        if isinstance(number, slice):
-            return LeafOrders(self.lengths[number], self.keys[number], self.copies[number])
+    def __getitem__(self, number: int) -> LeafOrder:  # type: ignore[override]
         return LeafOrder(int(self.lengths[number]), int(self.keys[number]), int(self.copies[number]) or None)
 
 
@@ -298,3 +295,60 @@ class Leaves:
         length, copies = self._lengths[leaf], self._copies[leaf]
         copy = place // length
         return place - copy * length, cycle * copies + copy
+
+
+# -- sequences in windows -------------------------------------------------------------------------------------------
+
+
+def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
+    """Samples at places of epochs, ``[k]`` int64.
+
+    Args:
+        place: ``[k]``, from 0 to ``n - 1``.
+        n: ``[k]`` samples in the epoch.
+        keys: ``[k]`` keys of the epochs.
+        run: samples in a sequence that stays together.
+        window: places in a window that is mixed.
+
+    Returns:
+        ``[k]`` int64 indices of samples.
+    """
+    if window > 1:
+        start, length, window_keys = _window_of(place, n, keys, window)
+        place = start + permute_array(place - start, length, window_keys)
+    count, run_keys = -(-n // run), mix64_array(keys ^ _RUNS)
+    # The last sequence may be shorter, at any slot of the permutation. Places after it are shifted as if it had the
+    # full length.
+    short, start = (n - 1) % run + 1, unpermute_array(count - 1, count, run_keys) * run
+    shifted = np.where(place >= start + short, place + (run - short), place)
+    slot = shifted // run
+    return permute_array(slot, count, run_keys) * run + shifted - slot * run
+
+
+def places_in_windows(sample: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
+    """Invert :func:`runs_in_windows`: places in the epochs at which samples are.
+
+    Args:
+        sample: ``[k]``, from 0 to ``n - 1``.
+        n, keys, run, window: see :func:`runs_in_windows`.
+
+    Returns:
+        ``[k]`` int64 places.
+    """
+    count, run_keys = -(-n // run), mix64_array(keys ^ _RUNS)
+    number = sample // run
+    slot = unpermute_array(number, count, run_keys)
+    # After the short sequence, places come earlier by the samples that it lacks.
+    is_behind = slot > unpermute_array(count - 1, count, run_keys)
+    place = slot * run + (sample - number * run) - np.where(is_behind, run - ((n - 1) % run + 1), 0)
+    if window <= 1:
+        return place
+    start, length, window_keys = _window_of(place, n, keys, window)
+    return start + unpermute_array(place - start, length, window_keys)
+
+
+def _window_of(place: Ints, n: Ints, keys: Keys, window: int) -> tuple[Ints, Ints, Keys]:
+    """First place, length and key of the window of each place, ``[k]`` each."""
+    number = place // window
+    start = number * window
+    return start, np.minimum(window, n - start), mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
