@@ -129,6 +129,7 @@ def measure(
     shards: Sequence[str] | None = None,
     name: str = "",
     flags: bool = True,
+    lengths: bool = True,
     ranks: Ranks | None = None,
     workers: int | None = None,
     again: bool = False,
@@ -144,6 +145,7 @@ def measure(
         shards: names of the shards to be measured; None: all. Known values of other shards are kept.
         name: prefix of the columns' names, before a dot, so that results of several measurings can coexist.
         flags: also write the column ``skip``.
+        lengths: also write the column ``length``.
         ranks: processes that measure together, on one folder; None: this process alone.
         workers: processes of this rank; None: one per core; 0: this process does the work.
         again: also measure samples with known values.
@@ -160,7 +162,7 @@ def measure(
     source = runner.leaves[0].source
     assert isinstance(source, WebdatasetSource)  # guaranteed by open_whole
     index = source.index
-    columns = MeasuredColumns(source, maker, name, flags=flags, lengths=runner.length is not None)
+    columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
     wanted = index.shard_names if shards is None else shards
     rows = sorted(index.shard_rows[shard] for shard in set(wanted))
     chunks = chunks_of(index, rows, together)
@@ -182,7 +184,7 @@ def measure(
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
     blocks = partial(_blocks, index, rows, known, job)
     measured = (table["shapes"] for table in job.done.values() if table)
-    least: Shapes = {} if runner.length is None else {LENGTH: 0}
+    least: Shapes = {LENGTH: 0} if lengths else {}
     shapes = joined_shapes([least, *(values.shapes() for values in known.values()), *measured])
     report, largest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths(shapes)

@@ -18,25 +18,22 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
-from energon_lite.hooks import HookContext, TaskEncoder
+from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Address, Rejected
-from energon_lite.loading.measured_columns import Maker, MeasuredColumns, MeasureReport
+from energon_lite.loading.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring import measure
-from energon_lite.loading.measuring_runner import ColumnReader, Costs, MeasuringRunner, Values
+from energon_lite.loading.measuring_runner import ColumnReader, MeasuringRunner, Values
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.column_file import LENGTH, Ragged, check_column_name
-from energon_lite.storage.index.columns import CHECKSUMS, FAILED, SKIP
+from energon_lite.storage.index.columns import CHECKSUMS, SKIP
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -92,17 +89,18 @@ def measure_parts(
     source = WebdatasetSource.open(root, verified=False)
     length = None if field is None else PartField(source, field, "--length-field")
     settings = {"by": by, **({} if length is None else {"length": str(length)})}
-    parts = part_columns(source, columns or {}, others)
+    parts = part_columns(source, columns or {}, others, length)
     maker = Maker({**settings, **part_settings(columns or {}, others)}, command=command)
-    if parts is None and length is not None and length.by_index:
-        return _store_sizes(source, length.part, maker, name)
     leaf = Leaf(root, source, SampleLoader(), hash_text(source.fingerprint))
-    runner = _PartRunner(leaf, TaskEncoder(), None if length is None else length.of, parts)
+    encoder: TaskEncoder = TaskEncoder()
+    if length is not None and length.by_index:
+        encoder.failure_tolerance = 0  # nothing is read, so no file can be damaged: the samples have no such part
     return measure(
-        runner,
+        MeasuringRunner(leaf, encoder, None, parts),
         maker,
         name=name,
         flags=False,
+        lengths=length is not None,
         ranks=ranks,
         workers=workers,
         again=again,
@@ -120,14 +118,17 @@ def part_settings(columns: Mapping[str, str], others: Sequence[RequestedColumns]
 
 
 def part_columns(
-    source: WebdatasetSource, columns: Mapping[str, str], others: Sequence[RequestedColumns]
+    source: WebdatasetSource,
+    columns: Mapping[str, str],
+    others: Sequence[RequestedColumns],
+    length: PartField | None = None,
 ) -> PartColumns | None:
-    """Return the columns made of parts; None: none are requested.
+    """Return the columns made of parts; None: none are requested. ``length``: that of lengths.
 
     Raises:
         UsageError: no sample has such a part, or the name of a column is not allowed.
     """
-    if not columns and not others:
+    if not columns and not others and length is None:
         return None
     taken = {LENGTH, SKIP, *(name for requested in others for name in requested.names)}
     for name in columns:
@@ -136,42 +137,7 @@ def part_columns(
             raise UsageError(f"--column {name}: a column cannot have this name", fix="use another name, without dots")
     fields = {name: PartField(source, text, f"--column {name}=") for name, text in columns.items() if name != CHECKSUMS}
     readers = [requested.open(source) for requested in others]
-    return PartColumns(source, fields, readers, checksums=CHECKSUMS in columns)
-
-
-def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:
-    columns = MeasuredColumns(source, maker, name, flags=False)
-    blocks = partial(_sizes, source.index, part)
-    shapes = {LENGTH: 0}
-    report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths(shapes))
-    for block in blocks():
-        report.add(block)
-    if report.failed:
-        report.reasons = ((report.failed, "read", f"there is no part {part!r}", False),)
-    columns.write(blocks, {LENGTH: report.longest}, shapes, range(len(source.index.shard_names)))
-    return report
-
-
-def _sizes(index: PackedIndex, part: str) -> Iterator[Values]:
-    """Yield for each shard the sizes of one part, and the flags: a sample without it counts as failed."""
-    for first, stop in pairwise(index.shards[:, 3].tolist()):
-        sizes, there = part_sizes(index, part, first, stop)
-        yield Values(np.where(there, 0, FAILED).astype(np.uint8), {LENGTH: sizes})
-
-
-class _PartRunner(MeasuringRunner):
-    """Runner that reads the needed parts of each sample, and no more of them than needed."""
-
-    def _measured(
-        self, length: Callable[[int], int], addresses: Sequence[Address], context: HookContext
-    ) -> Iterator[tuple[int, Costs | None] | Rejected]:
-        (leaf,) = self.leaves
-        for _, index, _ in addresses:
-            key = leaf.source.key(index)
-            try:
-                yield self.guarded("read", leaf.name, key, None, length, index), None
-            except Rejected as rejected:
-                yield rejected
+    return PartColumns(source, fields, readers, checksums=CHECKSUMS in columns, length=length)
 
 
 class PartField:
@@ -191,7 +157,6 @@ class PartField:
 
     def __init__(self, source: WebdatasetSource, text: str, option: str):
         part, steps = (text, ()) if text == ALL_PARTS else _split_field(text, source, option)
-        self._source = source
         self._access = Access(part, steps)
         self._decoder = SampleDecoder(image_decode=None)
         self._reader = SampleReader(source, frozenset({part}))
@@ -205,24 +170,16 @@ class PartField:
         return self._access.part
 
     def of(self, index: int) -> int:
-        """Return the number of one sample.
+        """Return the number of one sample, which has the part, and is read.
 
         Raises:
-            SampleError: the sample has no such part, or no number or length there.
+            SampleError: there is no number or length in it.
         """
         part = self._access.part
-        steps = self._access.steps
-        if self.by_index:
-            sizes, there = part_sizes(self._source.index, part, index, index + 1)
-            if not there[0]:
-                raise SampleError(f"there is no part {part!r}")
-            return int(sizes[0])
-        data = self._reader.sample(index).parts.get(part) if steps else self._reader.peek(index, part, _NPY_HEADER)
-        if data is None:
-            raise SampleError(f"there is no part {part!r}")
-        if not steps:
-            return _first_dimension(data)
-        return _length(self._access.follow({part: self._decoder.decode(part, data)}), self._access)
+        if not self._access.steps:
+            return _first_dimension(self._reader.peek(index, part, _NPY_HEADER))
+        decoded = self._decoder.decode(part, self._reader.sample(index).parts[part])
+        return _length(self._access.follow({part: decoded}), self._access)
 
 
 class RequestedColumns(Protocol):
@@ -253,20 +210,23 @@ class PartColumns:
         fields: the stored numbers, by name of the column. A sample without the part has 0.
         readers: readers of further columns.
         checksums: make the column of the crc32 of each part, for which all parts are read.
+        length: the stored length, if there is a column of lengths. A sample without the part counts as failed.
     """
 
     source: WebdatasetSource
     fields: Mapping[str, PartField]
     readers: Sequence[ColumnReader] = ()
     checksums: bool = False
+    length: PartField | None = None
 
     def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
         """See :class:`ColumnReader`."""
+        if self.length is not None:
+            values.columns[LENGTH], there = self._numbers(self.length, first, stop, broken)
+            for place in np.flatnonzero(~there).tolist():
+                broken[place] = SampleError(f"there is no part {self.length.part!r}")
         for name, part_field in self.fields.items():
-            if part_field.by_index:
-                values.columns[name] = part_sizes(self.source.index, part_field.part, first, stop)[0]
-            else:
-                values.columns[name] = self._read(part_field, first, stop, broken)
+            values.columns[name], _ = self._numbers(part_field, first, stop, broken)
         for reader in self.readers:
             reader.add(first, stop, values, broken)
         if self.checksums:
@@ -282,15 +242,18 @@ class PartColumns:
         sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]
         return Ragged(np.diff(rows), np.array(sums, np.uint32).view(np.int32).astype(np.int64)[:, None])
 
-    def _read(self, one: PartField, first: int, stop: int, broken: dict[int, Exception]) -> NDArray[Any]:
-        numbers = np.zeros(stop - first, dtype=np.int64)
-        there = part_sizes(self.source.index, one.part, first, stop)[1]
-        for place in np.flatnonzero(there).tolist():
+    def _numbers(
+        self, one: PartField, first: int, stop: int, broken: dict[int, Exception]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the number of each sample, or 0, and whether the sample has the part."""
+        numbers, there = part_sizes(self.source.index, one.part, first, stop)
+        for place in () if one.by_index else np.flatnonzero(there).tolist():
+            numbers[place] = 0
             try:
                 numbers[place] = one.of(first + place)
-            except (SampleError, ValueError, LookupError, TypeError) as error:
+            except Exception as error:  # the runner decides what ends the work
                 broken.setdefault(place, error)
-        return numbers
+        return numbers, there
 
 
 def part_sizes(index: PackedIndex, part: str, first: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:

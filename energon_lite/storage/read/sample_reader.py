@@ -139,11 +139,9 @@ class SampleReader:
         info = SourceInfo(dataset_path=self.source.path, index=index, shard_name=shard_name, file_names=files)
         return RawSample(key, dict(zip(names, data, strict=True)), info)
 
-    def peek(self, index: int, part: str, size: int) -> bytes | None:
-        """Read at most ``size`` bytes from the start of a wanted part of a sample; None: it has no such part."""
+    def peek(self, index: int, part: str, size: int) -> bytes:
+        """Read at most ``size`` bytes from the start of a wanted part, which the sample has."""
         *_, ranges = self.source.choice.wanted(index, {part})
-        if not ranges:
-            return None
         shard, offset, length = ranges[-1]  # of two parts with one name the last counts, as in sample()
         return self._fetch(index, [(shard, offset, min(size, length))])[0]
 

@@ -108,6 +108,10 @@ def test_what_cannot_be_read_counts_as_failed(data: Path) -> None:
     assert (9, "read", "SampleError: npz[one] is a ndarray, which has no length", False) in report.reasons
     report = measure_parts(str(data), "meta.json.deep.nope", workers=0)
     assert (9, "read", "FieldAccessError: meta.json[deep] has no key 'nope'", False) in report.reasons
+    rare = [*((f"{number:03}", {"cls": b"1"}) for number in range(150)), ("150", {"txt": b"1"})]
+    write_dataset(data.parent / "rare", {"a.tar": rare})
+    report = measure_parts(str(data.parent / "rare"), "txt", workers=0)
+    assert (report.kept, report.failed) == (1, 150)  # no limit, since nothing is damaged
 
 
 def test_a_sample_that_cannot_be_read_fails_once(data: Path) -> None:
