@@ -198,7 +198,7 @@ class DataLoader:
 
     def _finished(self, result: Result, asked: float) -> Any:
         """Return the batch of a result, count and report it, and advance the iterator; ``asked``: request time."""
-        reads = self.worker_config.reads
+        reads = self._dataset_iterator.reads
         tokens = (tokens_of(result.batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
         step = self._dataset_iterator.step

@@ -79,6 +79,7 @@ class DatasetIterator(ABC):
     Attributes:
         dataset: the data set in the restored run.
         cursor: the position. It is never changed, but replaced.
+        reads: this rank makes batches itself.
     """
 
     cursor: Any
@@ -107,7 +108,7 @@ class DatasetIterator(ABC):
         self._skip = skip
         self._config = config = dataset.worker_config
         self._world = config.world_size
-        self._reads = config.reads
+        self.reads = config.reads
         self.restore(None)
 
     @property
@@ -231,13 +232,13 @@ class PlannedIterator(DatasetIterator):
         return self._following() is None
 
     def take(self) -> Result | None:
-        while (result := self._take()) is not None and self.dataset.once and self._reads and not _has_samples(result):
+        while (result := self._take()) is not None and self.dataset.once and self.reads and not _has_samples(result):
             self._report.add(result.outcomes, batches=0)
             self.advance()
         return result
 
     def _take(self) -> Result | None:
-        if self._in_line is None and self._reads:
+        if self._in_line is None and self.reads:
             self._workers.executor()  # before any planning: a forked worker should not inherit a busy thread
         if self._skip:  # most runs have none
             self._pass_over()
@@ -247,7 +248,7 @@ class PlannedIterator(DatasetIterator):
             return None
         if self._by_tokens:
             self._count_left_out(after)
-        if not self._reads:
+        if not self.reads:
             return Result(None)
         in_line = self._in_line
         self._in_line = None  # if anything raises from here on, the next call restarts at the cursor

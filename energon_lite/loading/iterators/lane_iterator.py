@@ -68,7 +68,7 @@ class LaneIterator(DatasetIterator):
     def follow(self, step: tuple[int, int] | None) -> None:
         if step is None:
             self._ended = True
-        elif not self._reads:
+        elif not self.reads:
             self._step = step[1]
             self.cursor = replace(self.cursor, pass_number=step[0])
 
@@ -121,14 +121,14 @@ class LaneIterator(DatasetIterator):
 
     def _made(self, step: int) -> Made | None:
         """Take this rank's micro-batch of a step, or None."""
-        self._taken = made = self._peek(step) if self._reads else None
+        self._taken = made = self._peek(step) if self.reads else None
         return made
 
     def _next_step(self) -> int | None:
         """Return the position of the first step that is not empty on all ranks; None: the pass is over."""
         world = self._world
         group = self._config.data_parallel_group
-        if not self._reads:
+        if not self.reads:
             raise UsageError(
                 "a rank that loads no data cannot know the number of batches of a content-decided pass",
                 fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
@@ -190,7 +190,7 @@ class LaneIterator(DatasetIterator):
 
     def _end_pass(self) -> None:
         """End the pass: count the outcomes of samples after the last batches, once."""
-        if self._reads and self.feed is not None and self._is_fed:
+        if self.reads and self.feed is not None and self._is_fed:
             self._move([lane for lane in self.cursor.at if self.feed.is_over(lane)], self.cursor.position)
         self._ended = True
 
@@ -224,7 +224,7 @@ class LaneIterator(DatasetIterator):
         self._is_fed = self._ended = self._delivered = False
         self._step = cursor.position  # the position of the step that was taken last
         self._taken = None
-        self.cursor = cursor if self._reads else replace(cursor, at={})  # only ranks that read have lane positions
+        self.cursor = cursor if self.reads else replace(cursor, at={})  # only ranks that read have lane positions
 
     # -- the state ------------------------------------------------------------------------------------------------
 
