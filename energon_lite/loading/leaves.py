@@ -192,17 +192,15 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
                 fix="leave out use_measured_skips; let the source have the other samples only",
             )
         return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters=filters)
-    if is_jsonl(spec.path):  # it has no splits: each split is the whole file
-        return WebdatasetSource.open(
-            spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters, asked=asked
-        )
-    meta = local_meta(spec.path)
-    read_info(meta)  # first, because a folder that is not prepared has none of the other files either
-    split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
+    chosen: dict[str, Any] = {}
+    if not is_jsonl(spec.path):  # a file has no splits: each split is the whole file
+        meta = local_meta(spec.path)
+        read_info(meta)  # first, because a folder that is not prepared has none of the other files either
+        split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
+        chosen = {"shards": split.shards(spec.split_part), "excluded_samples": split.excluded_samples}
     return WebdatasetSource.open(
         spec.path,
-        shards=split.shards(spec.split_part),
-        excluded_samples=split.excluded_samples,
+        **chosen,
         split_part=spec.split_part,
         subset=spec.subset,
         skips=skips,
