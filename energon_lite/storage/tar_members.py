@@ -109,11 +109,6 @@ class MemberColumns:
         """The name of the member in a row."""
         return self.names[row, : self.lengths[row]].tobytes().decode("utf-8", "surrogateescape")
 
-    def members(self) -> list[Member]:
-        """Return the members as objects."""
-        numbers = zip(self.headers.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
-        return [Member(header, self.name(row), offset, size) for row, (header, offset, size) in enumerate(numbers)]
-
     @classmethod
     def from_members(cls, members: Sequence[Member]) -> MemberColumns:
         """Make columns of members that were parsed one by one."""

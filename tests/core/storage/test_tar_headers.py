@@ -39,7 +39,8 @@ def columns(path: Path) -> tuple[list[Member], TarHeaders]:
         members = []
         for run in found.columns():
             assert not run.names[np.arange(run.names.shape[1]) >= run.lengths[:, None]].any()
-            members += run.members()
+            places = np.stack([run.headers, run.offsets, run.sizes], 1).tolist()
+            members += [Member(header, run.name(row), *place) for row, (header, *place) in enumerate(places)]
         return members, found
 
 
