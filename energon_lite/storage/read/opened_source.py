@@ -219,7 +219,8 @@ class OpenedSource:
         wanted, counted = [self._place(index) for index in indices], COUNTS.bytes_read
         stored = read_many(wanted)
         if COUNTS.bytes_read == counted:  # otherwise the source reads through our files, which count
-            COUNTS.bytes_read += sum(map(_bytes_of, stored.values()))
+            columns = (values for values in stored.values() if len(values) and isinstance(values[0], bytes))
+            COUNTS.bytes_read += sum(len(value) for values in columns for value in values if isinstance(value, bytes))
         parts = {
             name: values if make is None else [make(value) for value in values]
             for name, values, make in self._chosen(stored)
@@ -294,13 +295,6 @@ class OpenedSource:
 
     def _is_wanted(self, part: str) -> bool:
         return self._parts is None or part in self._parts
-
-
-def _bytes_of(column: Sequence[Any]) -> int:
-    """Bytes in a column; 0 if its values are not bytes."""
-    if not len(column) or not isinstance(column[0], bytes):
-        return 0
-    return sum([len(value) for value in column if isinstance(value, bytes)])
 
 
 #: A source of one data set, which has parts of its own; not a source that a guest makes of several.
