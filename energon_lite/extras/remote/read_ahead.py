@@ -33,7 +33,6 @@ from energon_lite.storage.files.shard_store import (
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_headers import BLOCK
-from energon_lite.storage.tar_members import Int64
 
 _log = logging.getLogger(__name__)
 
@@ -280,40 +279,6 @@ class RunReader:
             first = number * self._length
             run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
         return run[place]
-
-    def unknown(self, indices: Iterable[int]) -> list[int]:
-        """Return the samples whose ranges are unknown and can be learned; none if samples are read in runs."""
-        return [index for index in indices if index not in self._runs] if self._length == 1 else []
-
-    def learn(self, indices: Sequence[int], shards: Sequence[Shard], starts: Int64, stops: Int64) -> None:
-        """Store the ranges of many samples at once, of those that are one request each.
-
-        Args:
-            indices: numbers of ``n`` samples.
-            shards: the shard of each.
-            starts, stops: ``[n, parts]``, offsets of the wanted parts in bytes.
-        """
-        drop_oldest(self._runs, max(0, _RUNS - len(indices)))
-        begins, ends = starts.min(axis=1), stops.max(axis=1)
-        is_one = ((starts[:, 1:] - stops[:, :-1]) <= _GAP).all(axis=1) & (ends - begins <= _LARGEST) & (ends > begins)
-        for row in zip(indices, shards, begins.tolist(), (ends - begins).tolist(), is_one.tolist(), strict=True):
-            index, shard, begin, size, is_alone = row
-            if is_alone:
-                self._runs[index] = [[ShardRange(shard, begin, size)]]
-
-    def spans(self, indices: Sequence[int]) -> list[tuple[int, memoryview]] | None:
-        """Return offset and bytes of the one range of each sample; None if not every sample has exactly one.
-
-        Raises:
-            MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
-        """
-        if self._length > 1:
-            return None
-        ranges = [self.ranges(index) for index in indices]
-        if any(len(spans) != 1 for spans in ranges):
-            return None
-        get = self.cache.get
-        return [(spans[0].offset, get(spans[0])) for spans in ranges]
 
     def fetch(self, index: int, offset: int, size: int) -> bytes:
         """Return ``size`` bytes at ``offset`` of the shard of sample ``index``, cut out of a requested range.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from energon_lite.documents.paths import is_url
 from energon_lite.storage.files.byte_ranges import remote_guest
-from energon_lite.storage.files.shard_store import COUNTS, LocalFile, Shard, ShardRange
+from energon_lite.storage.files.shard_store import COUNTS, LocalFile, ShardRange
 from energon_lite.storage.read.ranges import ReadAhead, StreamedParts
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from energon_lite.storage.tar_members import Int64
@@ -46,25 +46,6 @@ class Ahead(Protocol):
 
     def ranges(self, index: int) -> list[ShardRange]:
         """Return the ranges to request for the parts of a sample."""
-
-    def unknown(self, indices: Iterable[int]) -> list[int]:
-        """Return the samples whose ranges are unknown and can be learned; none if samples are read in runs."""
-
-    def learn(self, indices: Sequence[int], shards: Sequence[Shard], starts: Int64, stops: Int64) -> None:
-        """Store the ranges of many samples at once, of those that are one request each.
-
-        Args:
-            indices: numbers of ``n`` samples.
-            shards: the shard of each.
-            starts, stops: ``[n, parts]``, offsets of the wanted parts in bytes.
-        """
-
-    def spans(self, indices: Sequence[int]) -> list[tuple[int, memoryview]] | None:
-        """Return offset and bytes of the one range of each sample; None if not every sample has exactly one.
-
-        Raises:
-            MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
-        """
 
     def fetch(self, index: int, offset: int, size: int) -> bytes:
         """Return ``size`` bytes at ``offset`` of the shard of sample ``index``, cut out of a requested range.

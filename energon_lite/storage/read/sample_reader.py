@@ -148,17 +148,7 @@ class SampleReader:
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
         """Return the ranges that these samples request from slow storage."""
         ahead = self.ahead
-        if ahead is None:
-            return []
-        new = ahead.unknown(indices)
-        if len(new) > 1:
-            choice = self.source.choice
-            places, samples = choice.locate_many(np.array(new, dtype=np.int64))
-            table = self._look_up(samples)
-            if table is not None and table.names:
-                shards = [choice.shards[place] for place in places.tolist()]
-                ahead.learn(new, shards, table.starts, table.stops)
-        return [span for index in indices for span in ahead.ranges(index)]
+        return [] if ahead is None else [span for index in indices for span in ahead.ranges(index)]
 
     # -- one by one -----------------------------------------------------------------------------------------------
 
@@ -198,12 +188,6 @@ class SampleReader:
         starts, stops = found.starts, found.stops
         columns = zip(starts.T.tolist(), (stops - starts).T.tolist(), strict=True)
         if self.ahead is not None:
-            alone = self.ahead.spans(indices)
-            if alone is not None:  # each sample is a request
-                begin = np.array([start for start, _ in alone], dtype=np.int64)[:, None]
-                cuts = zip((starts - begin).T.tolist(), (stops - begin).T.tolist(), strict=True)
-                views = [view for _, view in alone]
-                return [[bytes(view[low:high]) for view, low, high in zip(views, *cut, strict=True)] for cut in cuts]
             fetch_one = self.ahead.fetch
             return [[fetch_one(*where) for where in zip(indices, *column, strict=True)] for column in columns]
         fetch = self.source.store.fetch
