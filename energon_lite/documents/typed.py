@@ -11,7 +11,6 @@ import dataclasses
 import types
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from energon_lite.documents.node import Node
@@ -48,14 +47,18 @@ def read(
         return cls(**values, **given)
 
 
-@cache
+_KEYS: dict[type[Any], Mapping[str, Key]] = {}
+
+
 def keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """Keys of a document that correspond to the fields of a dataclass."""
-    annotations, missing = get_type_hints(cls, include_extras=True), dataclasses.MISSING
-    return {
-        field.name: Key(annotations[field.name], field.default is missing and field.default_factory is missing)
-        for field in dataclasses.fields(cls)
-    }
+    if cls not in _KEYS:
+        annotations, missing = get_type_hints(cls, include_extras=True), dataclasses.MISSING
+        _KEYS[cls] = {
+            field.name: Key(annotations[field.name], field.default is missing and field.default_factory is missing)
+            for field in dataclasses.fields(cls)
+        }
+    return _KEYS[cls]
 
 
 def read_keys(node: Node, keys: Mapping[str, Key], ignored: Collection[str] = ()) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def _permuted(index: Ints, n: Ints, key: U64, rounds: int, direction: Direction)
 # An index below ``n`` is written as ``left * b + right`` with ``a * b >= n``; a round adds a keyed hash of one digit to
 # the other, modulo its radix. A batch has some thousand indices, so the time depends on the number of numpy calls more
 # than on arithmetic: constants are zero-dimensional arrays (numpy would convert a scalar in each call), results go into
-# existing buffers, and the caller computes once whatever depends only on the domain or on the key.
+# existing buffers, and the caller computes once whatever depends only on the domain or on the key. Of a size
+# or key for all indices, arrays have one entry.
 
 
 class Radices(NamedTuple):
@@ -190,13 +191,15 @@ def cycle_walk(index: Ints, n: Ints, sizes: Radices, keys: Sequence[U32], direct
         direction: 1, or -1 for the inverse.
     """
     x = np.empty_like(index)
+    columns: list[NDArray[Any]] = [*sizes, *keys]
     for start in range(0, len(index), CHUNK):
         part = slice(start, start + CHUNK)
-        own: list[Any] = [values[part] if len(values) > 1 else values for values in (*sizes, *keys)]
+        own = [values[part] if len(values) > 1 else values for values in columns]
         x[part] = _scramble(index[part], Radices(*own[:4]), own[4:], direction)
     where = np.flatnonzero(x >= n)
     if len(where):
-        ends, *keys = (np.broadcast_to(values, x.shape)[where] for values in (n, *keys))
+        ends = np.broadcast_to(n, x.shape)[where]
+        keys = [np.broadcast_to(key, x.shape)[where] for key in keys]
         x[where] = cycle_walk(x[where], ends, radices(ends), keys, direction)
     return x
 

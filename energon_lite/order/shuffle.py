@@ -170,11 +170,8 @@ class LeafOrders(Sequence[LeafOrder]):
     @classmethod
     def seeded(cls, lengths: Ints, keys: Keys, copies: Sequence[int | None], seed: int) -> LeafOrders:
         """The orders of leaves with the given keys, in a run with a seed."""
-        if any(
-            multiplier is not None and (not -1 <= multiplier <= MAX_LENGTH or not multiplier) for multiplier in copies
-        ):
-            for length, multiplier in zip(lengths.tolist(), copies, strict=True):
-                LeafOrder(length, 0, multiplier)  # raises the error
+        for multiplier, length in dict(zip(copies, lengths.tolist(), strict=True)).items():
+            LeafOrder(length, 0, multiplier)  # raises the error
         counts = np.array([multiplier or 0 for multiplier in copies], dtype=np.int64)
         return cls(lengths, hash_next_array(hash_ints(seed), keys), counts)
 
