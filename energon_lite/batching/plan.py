@@ -239,9 +239,8 @@ class FixedPlan(Plan):
         addresses = self.order.lookup(np.repeat(starts, sizes) + inside)
         rows = addresses.rows()
         digests = sums_of_groups(address_hashes(*addresses.columns()), edges)
-        slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
-        own = zip(slices, digests, strict=True)
-        return [AddressList(rows[here], digest) for here, digest in own]
+        ends = pairwise(edges.tolist())
+        return [AddressList(rows[begin:end], digest) for (begin, end), digest in zip(ends, digests, strict=True)]
 
     def describe(self) -> str:
         return f"batches of {self.chunk}"

@@ -102,10 +102,6 @@ class PlannedChunk:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def spans(self, number: int) -> list[Span]:
-        """Samples, or parts of samples, of micro-batch ``number`` of the chunk."""
-        return self._spans(self.batches, number)
-
     def step_spans(self, first: int, count: int) -> list[list[Span]]:
         """Samples of each of ``count`` micro-batches from ``first`` on, which form a step, after balancing."""
         step = self.batches.select(np.arange(first, first + count))
@@ -113,9 +109,11 @@ class PlannedChunk:
             even = even_step(step, self.capacity, self.stretches.sample)
         else:
             even = self.balancer.even(step, self.capacity, self.stretches.sample)
-        return [self._spans(even, number) for number in range(count)]
+        return [self.spans(number, even) for number in range(count)]
 
-    def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
+    def spans(self, number: int, step: MicroBatches | None = None) -> list[Span]:
+        """Samples, or parts of samples, of micro-batch ``number`` of the chunk, or of a balanced step of it."""
+        batches = self.batches if step is None else step
         first, last = batches.offsets[number : number + 2]
         sample, start, length = (column[first:last] for column in (batches.sample, batches.start, batches.length))
         columns = [column[sample] for column in self.addresses.columns()]
