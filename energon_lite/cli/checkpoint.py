@@ -174,14 +174,10 @@ def found_states(paths: tuple[str, ...]) -> list[FoundState]:
     found: list[FoundState] = []
     for path in paths:
         readers = [target for marker, target in state_readers().items() if os.path.exists(os.path.join(path, marker))]
-        found += _in_checkpoint(path, readers[0]) if readers else read_state_files([path])
-    return found
-
-
-def _in_checkpoint(folder: str, reader: str) -> list[FoundState]:
-    found = find_states(load(reader)(folder), folder)
-    if not found:
-        raise StateError("there is no loader state in the checkpoint", where=folder, fix="give another one")
+        states = find_states(load(readers[0])(path), path) if readers else read_state_files([path])
+        if not states:
+            raise StateError("there is no loader state in the checkpoint", where=path, fix="give another one")
+        found += states
     return found
 
 
