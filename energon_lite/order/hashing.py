@@ -131,12 +131,7 @@ def hash_next(state: int, value: int) -> int:
         >>> hash_next(hash_ints(1, 2), 3) == hash_ints(1, 2, 3)
         True
     """
-    for word in (0, state):  # mix64(state ^ mix64(value)), inlined because it runs for every sample
-        value = (((value ^ word) & MASK64) + _GOLDEN) & MASK64
-        value = ((value ^ (value >> 30)) * _M1) & MASK64
-        value = ((value ^ (value >> 27)) * _M2) & MASK64
-        value ^= value >> 31
-    return value
+    return mix64(state ^ mix64(value))
 
 
 def hash_next_array(state: int, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
