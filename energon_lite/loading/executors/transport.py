@@ -8,15 +8,12 @@ messages are in shared memory (:mod:`energon_lite.loading.executors.segments`), 
 
 from __future__ import annotations
 
-import fcntl
 import io
 import itertools
 import os
 import pickle
 import socket
 import struct
-import termios
-from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -114,29 +111,6 @@ def led(message: Message, segment: int | None = None) -> Message:
     """Return the parts for the pipe: the size of the message and its segment (0: none); then, if none, the message."""
     lead = struct.pack("<2Q", sum(part.nbytes for part in message), 0 if segment is None else 1 + segment)
     return [memoryview(lead), *(message if segment is None else ())]
-
-
-class WholeMessages:
-    """Check for a complete message without a segment, which can be received without waiting.
-
-    Args:
-        connection: an end of a two-way pipe.
-    """
-
-    def __init__(self, connection: Connection):
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-
-    def is_one_here(self) -> bool:
-        try:
-            lead = self._socket.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        if len(lead) < 16:
-            return False
-        size, _ = struct.unpack("<2Q", lead)
-        here = array("i", [0])
-        fcntl.ioctl(self._socket.fileno(), termios.FIONREAD, here)
-        return here[0] >= 16 + int(size)
 
 
 def receiving(descriptor: int, segments: SegmentReader | None = None) -> Iterator[tuple[Any, int] | None]:

@@ -29,7 +29,6 @@ from energon_lite.loading.executors.segments import Segments, SegmentWriter, Wor
 from energon_lite.loading.executors.transport import (
     Channel,
     Message,
-    WholeMessages,
     pack,
     receiving,
     send,
@@ -288,19 +287,18 @@ class _Pipe:
         self._writer = SegmentWriter(segments)
         self._runner = runner
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
-        self._peek = WholeMessages(connection) if runner.reads_ahead else None
         self.pack = pack
         self.unpack = unpack
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
-        while not self._here or (self._peek is not None and self._peek.is_one_here()):
+        while not self._here or (self._runner.reads_ahead and self._connection.poll()):
             # The message also has the segments that the trainer has released.
             received = next(self._received)
             assert received is not None  # because the pipe blocks
             jobs, released, observe = received[0]
             self._writer.release(released)
             self._here.append((jobs, observe))
-            if self._peek is not None and not observe:
+            if self._runner.reads_ahead and not observe:
                 prefetch(self._runner, jobs)
         return self._here.popleft()
 

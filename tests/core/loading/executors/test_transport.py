@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, TextSample
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
-from energon_lite.loading.executors.transport import WholeMessages, pack, raise_unpicklable, send, unsendable
+from energon_lite.loading.executors.transport import pack, raise_unpicklable, send, unsendable
 from tests.testing import descriptors, received, train_loader
 
 
@@ -103,20 +102,6 @@ def test_samples_and_big_messages_through_a_pipe() -> None:
     sample, big = TextSample(__key__="k", __restore_key__=("sample", 0, 1, 2, 0), text="x"), torch.arange(2_000_000)
     again, tensor = through_a_pipe((sample, big))
     assert again == sample and torch.equal(tensor, big)
-
-
-def test_whole_messages_are_told_from_parts() -> None:
-    ours, theirs = multiprocessing.Pipe(duplex=True)
-    peek = WholeMessages(theirs)
-    assert not peek.is_one_here()
-    body = b"".join(bytes(part) for part in pack({"jobs": list(range(100))}))
-    lead = struct.pack("<2Q", len(body), 0)
-    for part, is_whole in ((lead[:7], False), (lead[7:], False), (body[:50], False), (body[50:], True)):
-        os.write(ours.fileno(), part)
-        assert peek.is_one_here() is is_whole
-    assert received(theirs) == {"jobs": list(range(100))} and not peek.is_one_here()
-    ours.close()
-    assert not peek.is_one_here()
 
 
 class Pair:
