@@ -10,7 +10,7 @@ is returned with the batch as a :class:`Failure`, so that it is counted if, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +19,14 @@ from typing import Any
 
 from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UnlikeError
-from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
+from energon_lite.hooks import (
+    HookContext,
+    TaskEncoder,
+    always_seeded,
+    failure_tolerances,
+    hooks_of,
+    returns_its_argument,
+)
 from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks
 from energon_lite.loading.makers.hook_steps import UnseededDraw
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -94,7 +101,9 @@ class BatchRunner(JobRunner):
         self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
-        self._batches_draw = self.may_draw(*self._batch_hooks)
+        # Whether hooks draw from the global generators, and are seeded; None: it is unknown if they draw.
+        tried = self.seeded_hooks.intersection(["cook_crude_sample", *hooks.sample, *self._batch_hooks])
+        self._draws: bool | None = None if tried and tried.isdisjoint(always_seeded(encoder)) else True
         self._tolerances = failure_tolerances(encoder)
         self._example: tuple[Any, int] | None = None
 
@@ -111,12 +120,34 @@ class BatchRunner(JobRunner):
         # A call of ``self.context()`` would cost too much here.
         with HookContext(cache=services.cache_pool, worker_config=services.worker_config) as context:
             addresses = list(iter(job.addresses))
-            places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
+            places = self._watched(result, job, addresses, context) if addresses else self._empty(result, job, context)
         # If nothing was replaced, the digest is that of the plan, which has already computed it.
         result.digest = set_digest(job.addresses if places is addresses or places == addresses else places)
         if services.observers:
             result.trace = self.end(places)
         return result
+
+    def _watched(
+        self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext
+    ) -> Sequence[Address]:
+        """:meth:`_fill` while the global generators are watched.
+
+        At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
+        they draw: then the batch is made again, and hooks are seeded from then on.
+        """
+        if self._draws or self.services.store is not None:
+            return self._fill(result, job, addresses, context)
+        seeds = self._draws is None
+        is_alone = context.watch(seeds=seeds)
+        with suppress(UnseededDraw):
+            places = self._fill(result, job, addresses, context)
+            self._draws = context.drew() or (seeds and not is_alone)
+            if seeds or not self._draws:
+                return places
+        context.drew()
+        self._draws = True
+        result.outcomes = []
+        return self._fill(result, job, addresses, context)
 
     def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
         """Put the batch of a job into its result; return the addresses of its samples."""
@@ -136,14 +167,8 @@ class BatchRunner(JobRunner):
             if not self.batched:
                 result.batch = samples[0]
                 return places
-            # A batch that drew is made again, with its samples: none of them may be reported twice.
-            watches = not self._batches_draw and not attempt and len(result.outcomes) == len(samples)
             try:
-                make = self._watched_batch if watches else self._batch
-                result.batch = make(samples, places, job, context, attempt)
-            except UnseededDraw:
-                result.outcomes = []
-                return self._fill(result, job, addresses, context)
+                result.batch = self._batch(samples, places, job, context, attempt)
             except Rejected as rejected:
                 # Each of the samples is fine, but the batch of them is lost.
                 lost = of_each(rejected.failure, places)
@@ -203,10 +228,7 @@ class BatchRunner(JobRunner):
         """
         batch_index = number if self.batched else None
         first = attempt and attempt * max(1, self.encoder.failure_tolerance, *self._tolerances.values())
-        every: Iterable[Any] = self.make(addresses, context, first, batch_index)
-        if not attempt and not self.samples_draw and self.services.store is None:
-            every = self._watched(every, addresses, context, batch_index)
-        left, done = iter(every), list[Any]()
+        left, done = self.make(addresses, context, first, batch_index), list[Any]()
         for sample in left:
             done.append(sample)
             if type(sample) is Rejected:
@@ -232,32 +254,6 @@ class BatchRunner(JobRunner):
                 places.append(self.replacement(address, tried) if tried else address)
         return samples, places
 
-    def _watched(
-        self, samples: Iterable[Any], addresses: Sequence[Address], context: HookContext, batch_index: int | None
-    ) -> Iterable[Any]:
-        """Return samples whose hooks have not run yet; the global generators are watched meanwhile.
-
-        At first, hooks are seeded. If they draw nothing, they are not seeded in the next jobs, unless it turns out that
-        they draw: then their samples are made again, and hooks are seeded from then on.
-        """
-        seeds = self.samples_draw is None
-        is_alone = context.watch(seeds=seeds)
-        made = list[Any]()
-        with suppress(UnseededDraw):
-            for sample in samples:
-                made.append(sample)
-                if type(sample) is Rejected:
-                    break  # its replacements are seeded, and made before the other samples
-        self.samples_draw = context.drew() or (seeds and not is_alone)
-        if self.samples_draw and not seeds:
-            return self.make(addresses, context, 0, batch_index)
-        left = addresses[len(made) :]
-
-        def rest() -> Iterator[Any]:
-            yield from samples if self.samples_draw else self._watched(samples, left, context, batch_index)
-
-        return chain(made, rest()) if left else made
-
     def _batch(
         self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext, attempt: int = 0
     ) -> Any:
@@ -274,24 +270,6 @@ class BatchRunner(JobRunner):
             except UnlikeError as unlike:
                 raise unlike.named(SampleNames("", places, self.leaves).keys) from None
         set_restore_key(batch, job.key)
-        return batch
-
-    def _watched_batch(
-        self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext, attempt: int
-    ) -> Any:
-        """:meth:`_batch` while the global generators are watched, as in :meth:`_watched`.
-
-        Raises:
-            UnseededDraw: the hooks drew, and have to run again.
-        """
-        seeds = self._batches_draw is None
-        is_alone = context.watch(seeds=seeds)
-        try:
-            batch = self._batch(samples, places, job, context, attempt)
-        finally:
-            self._batches_draw = context.drew() or not is_alone
-        if self._batches_draw and not seeds:
-            raise UnseededDraw
         return batch
 
     def _empty(self, result: Result, job: Job, context: HookContext) -> Sequence[Address]:

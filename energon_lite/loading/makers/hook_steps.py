@@ -100,8 +100,10 @@ class HookSteps:
             UnseededDraw: the hooks have to run again with seeds, so the error counts for nothing.
         """
         context = running_context()
-        if context is not None and context.lacks_seeds:
-            raise UnseededDraw from None
+        if context is not None and not context.seeds:
+            if context.lacks_seeds:
+                raise UnseededDraw from None
+            context.drew()  # what is reported is not made again, so hooks are seeded from here on
         if isinstance(error, SkipSample):
             rejected = Rejected(Failure(leaf, f"{self.names(key)}", stage, str(error) or "SkipSample", skipped=True))
             rejected.__cause__ = None  # nor is its context shown

@@ -19,7 +19,6 @@ from energon_lite.hooks import (
     HookContext,
     Hooks,
     TaskEncoder,
-    always_seeded,
     cook_function,
     is_overridden,
     returns_its_argument,
@@ -60,7 +59,6 @@ class JobRunner(HookSteps):
         services: objects of the loader: observers, the log of failures, the cache.
         sample_hooks: names and functions of the hooks that single samples go through, and whether they need the global
             generators seeded.
-        samples_draw: they draw from the global generators, and are seeded; None: it is unknown if they draw.
         largest: largest mean bytes of shard per sample over all leaves.
         reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
     """
@@ -83,8 +81,6 @@ class JobRunner(HookSteps):
             for name in hooks.sample
             if not returns_its_argument(encoder, name)
         ]
-        self._always_seeded = always_seeded(encoder)
-        self.samples_draw = self.may_draw("cook_crude_sample", *hooks.sample)
         self.reads_ahead = reads_ahead(leaves)
         self.largest = largest_mean_bytes(leaves)
 
@@ -102,11 +98,6 @@ class JobRunner(HookSteps):
         return HookContext(
             *origin, batch_index=batch_index, cache=services.cache_pool, worker_config=services.worker_config
         )
-
-    def may_draw(self, *hooks: str) -> bool | None:
-        """Return None if it should be found out whether hooks draw from the global generators; True if they have to be
-        seeded anyway, or never are."""
-        return True if self.seeded_hooks.isdisjoint(hooks) or not self._always_seeded.isdisjoint(hooks) else None
 
     # -- samples --------------------------------------------------------------------------------------------------
 
