@@ -239,7 +239,7 @@ class WorkerCrashLog:
     As an observer of a runner it notes each step of each sample.
     """
 
-    sees_samples = times_samples = True
+    sees_samples = True
 
     def __init__(self) -> None:
         self._stacks = MemoryFile()

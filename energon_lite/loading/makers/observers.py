@@ -69,8 +69,6 @@ class StageTimer(_StepTimer):
         number: number of the worker among those of its rank.
     """
 
-    times_samples = True
-
     def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
         super().__init__()
         self._leaves = leaves
@@ -151,8 +149,6 @@ class Times(NamedTuple):
 class _StageCounter(_StepTimer):
     """An observer in one thread that adds up seconds by stage and data set, of all batches of a job."""
 
-    times_samples = False
-
     def begin(self) -> None:
         pass  # a chunk has several batches
 
@@ -216,11 +212,9 @@ class Observer(Protocol):
 
     Attributes:
         sees_samples: make samples one by one, also if they could be collated field by field.
-        times_samples: decode samples one by one, also if no hook sees them before the batch hooks do.
     """
 
     sees_samples: bool
-    times_samples: bool
 
     def begin(self) -> None:
         """Note that a batch is begun."""

@@ -108,12 +108,10 @@ class FieldMap:
             wanted = [access.part for access in accesses]
             if not any(part in part_names for part in wanted):
                 raise ConfigError(
-                    f"no sample has a part {' or '.join(map(repr, wanted))}",
+                    f"field {field!r}: no sample has a part {' or '.join(map(repr, wanted))}",
                     file=where,
                     at=f"field_map.{field}",
-                    choices=list(part_names),
-                    suggest_for=wanted[0],
-                    fix=f"the samples have: {listed([*map(repr, part_names)], 20) or 'nothing'}",
+                    fix=_has(wanted[0], dict.fromkeys(part_names)),
                 )
 
     def apply(self, decoded: Mapping[str, Any]) -> dict[str, Any]:

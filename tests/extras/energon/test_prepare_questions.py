@@ -21,7 +21,7 @@ WRONG = [
     "'eight' is not a ratio",
     "sample type '99' is unknown (use one of: CaptioningSample, ",
     "did you mean 'CaptioningSample'?",
-    "no sample has a part 'pgn' (did you mean 'png'?)",
+    "no sample has a part 'pgn' (did you mean 'png'? it has: 'png', 'json', 'cls')",
     "caption is required",
     "this is not a field access",
 ]

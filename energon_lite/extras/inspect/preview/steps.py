@@ -198,7 +198,7 @@ class MicroBatch:
 class _Origins:
     """Observer that records the samples of a batch."""
 
-    sees_samples = times_samples = True
+    sees_samples = True
 
     def begin(self) -> None:
         pass

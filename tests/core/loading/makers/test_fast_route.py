@@ -83,9 +83,7 @@ def test_one_that_is_broken_has_no_other_decoded_twice(leaf_of: Any, encoder: Ta
 @pytest.mark.parametrize("sees_samples", [False, True])
 def test_an_observer_of_samples_is_told_of_each(leaf_of: Any, sees_samples: bool) -> None:
     steps: list[tuple[str, str, str]] = []
-    observer = SimpleNamespace(
-        sees_samples=sees_samples, times_samples=False, begin=steps.clear, step=lambda *of: steps.append(of), end=len
-    )
+    observer = SimpleNamespace(sees_samples=sees_samples, begin=steps.clear, step=lambda *of: steps.append(of), end=len)
     loader = _loader(leaf_of(50), None)
     loader._workers._request.runner.services.observers = (observer,)
     (batch,) = take(loader, 1)
