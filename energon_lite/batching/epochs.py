@@ -297,6 +297,8 @@ def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
         leaf, index: leaf and index at each position, ``[positions]``.
         cycle: the epoch, or the number of completed rounds of deliberately mixed epochs, ``[positions]``.
     """
+    if len(leaf) == 0 or not _any_again(leaf, cycle):
+        return np.arange(len(leaf), dtype=np.int64), False
     order = np.lexsort((cycle, index, leaf))
     new = np.ones(len(order), dtype=bool)
     new[1:] = (np.diff(leaf[order]) != 0) | (np.diff(index[order]) != 0)
@@ -306,6 +308,13 @@ def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.cumsum(new) - 1
     return number, bool(again.any())
+
+
+def _any_again(leaf: Ints, cycle: Ints) -> bool:
+    """True if any leaf occurs in more than one cycle."""
+    first = np.full(int(leaf.max()) + 1, -1, dtype=np.int64)
+    first[leaf[::-1]] = cycle[::-1]
+    return bool((first[leaf] != cycle).any())
 
 
 def _stretches(sample: Ints, leaf: Ints, cycle: Ints, least: int) -> list[int]:

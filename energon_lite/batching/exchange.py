@@ -108,9 +108,10 @@ def _trade(heavy: _Bin, light: _Bin, sizes: Ints, costs: Ints, limit: int) -> bo
     )
     if trade is None:
         return False
-    give, take = trade
+    give, take = trade.samples(mine, yours)
     given, taken = heavy.entries[give], light.entries[take]
-    size, cost = (int(values[given].sum() - values[taken].sum()) for values in (sizes, costs))
+    size = int(mine.sizes[0, trade.give] - yours.sizes[0, trade.take])
+    cost = int(mine.costs[0, trade.give] - yours.costs[0, trade.take])
     for micro_batch, gone, come, sign in ((heavy, give, taken, -1), (light, take, given, 1)):
         micro_batch.entries = np.concatenate([np.delete(micro_batch.entries, gone), come])
         micro_batch.size += sign * size
@@ -158,15 +159,26 @@ class Sets:
             sums.append(with_none[:, chosen[:, 0]] + with_none[:, chosen[:, 1]])
         return cls(np.append(numbers, -1)[chosen], *sums)
 
-    def samples(self, number: int) -> Ints:
-        """Samples of a set."""
-        samples = self.numbers[number]
-        return samples[samples >= 0]
+
+@dataclass(frozen=True)
+class Trade:
+    """Swap of one set for another.
+
+    Args:
+        give: index of the first micro-batch's set.
+        take: index of the second micro-batch's set.
+    """
+
+    give: int
+    take: int
+
+    def samples(self, mine: Sets, yours: Sets) -> tuple[Ints, Ints]:
+        """Samples that leave the first and the second micro-batch."""
+        give, take = mine.numbers[self.give], yours.numbers[self.take]
+        return give[give >= 0], take[take >= 0]
 
 
-def best_trade(
-    mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable[[Ints], Ints]
-) -> tuple[Ints, Ints] | None:
+def best_trade(mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable[[Ints], Ints]) -> Trade | None:
     """Find the swap of two sets with the best value; None if no swap has a value below 0.
 
     Args:
@@ -174,9 +186,6 @@ def best_trade(
         room: free capacity of each of them, ``[limits]`` both.
         worth: objective: costs ``[rows, swaps]`` that would move from mine to yours -> one number for each swap; lower
             is better, and below 0 is an improvement.
-
-    Returns:
-        The samples that leave the first and the second micro-batch.
     """
     order = np.argsort(yours.sizes[0], kind="stable")
     ordered = yours.sizes[0][order]
@@ -194,7 +203,7 @@ def best_trade(
         return None
     values = worth(mine.costs[:, first] - yours.costs[:, second])
     best = int(values.argmin())
-    return (mine.samples(first[best]), yours.samples(second[best])) if int(values[best]) < 0 else None
+    return Trade(int(first[best]), int(second[best])) if int(values[best]) < 0 else None
 
 
 @lru_cache(maxsize=_CONSIDERED)

@@ -168,7 +168,7 @@ class MovableSamples:
             allowed = self.count // narrow * UNIT * _ALLOWED // 1000
             trade = best_trade(mine, yours, room, partial(_less_above, here=here, narrow=before, allowed=allowed))
             if trade is not None:
-                give, take = trade
+                give, take = trade.samples(mine, yours)
                 self._swap(high, give.tolist(), low, take.tolist(), always=True)
                 return
 
@@ -196,7 +196,7 @@ class MovableSamples:
         # An overfull micro-batch has to become less overfull.
         trade = best_trade(mine, yours, (np.where(room[0] < 0, -1, room[0]), room[1]), worth)
         if trade is not None:
-            give, take = trade
+            give, take = trade.samples(mine, yours)
             self._swap(high, give.tolist(), low, take.tolist())
 
     def _order(self, turn: int) -> Ints:
