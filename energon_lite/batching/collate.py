@@ -17,7 +17,7 @@ from energon_lite.samples.sample import BASE_COLLATIONS, own_fields
 from energon_lite.tensors import fields_of, pad_stack
 
 logger = logging.getLogger(__name__)
-#: Names of task encoders whose empty batches a warning was given of.
+#: Names of the task encoders whose empty batches were warned of.
 _warned: set[str] = set()
 
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
@@ -272,20 +272,20 @@ def rows_like(like: Any, rows: int, where: str, fix: str | None = None) -> int:
     """
     if rows not in _sizes(like):
         rows = rows_of(like, 0)
+    fix = fix or "write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples"
     if not rows:
         raise FatalSampleError(
             f"a rank has no samples left, and an empty batch cannot be made: this {type(like).__name__} "
             "has no tensors or lists of one and the same length",
             where=where,
-            fix=fix or "write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",
+            fix=fix,
         )
-    others = sorted(set(_sizes(empty_like(like, rows))) - {0})
-    if others and where not in _warned:
+    if where not in _warned and (others := sorted(set(_sizes(empty_like(like, rows))) - {0})):
         _warned.add(where)
         logger.warning(
             "%s: a batch without samples keeps its tensors and lists of length %s; only those of length %d are cut. "
-            "If the others hold samples, these count twice: write empty_batch(self, like, rows)",
-            *(where, listed(others), rows),
+            "If the others hold samples, these count twice: %s",
+            *(where, listed(others), rows, fix),
         )
     return rows
 

@@ -101,7 +101,7 @@ class BatchRunner(JobRunner):
         self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
-        # Whether hooks draw from the global generators, and are seeded; None: it is unknown if they draw.
+        # Draws of hooks from the global generators. True: there are, or need not be watched for; None: not known yet.
         tried = self.seeded_hooks.intersection(["cook_crude_sample", *hooks.sample, *self._batch_hooks])
         self._draws: bool | None = None if tried and tried.isdisjoint(always_seeded(encoder)) else True
         self._tolerances = failure_tolerances(encoder)

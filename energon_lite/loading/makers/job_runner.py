@@ -163,7 +163,7 @@ class JobRunner(HookSteps):
                     sample = self.guarded("plan", *named, sample, as_planned, sample, *address[3:])
             except Rejected as rejected:
                 sample = rejected
-            except Exception as error:
+            except Exception as error:  # of a hook: reported with its sample, as by guarded()
                 if not stage:
                     raise
                 sample = self._rejected(error, stage, leaf.name, name, sample)

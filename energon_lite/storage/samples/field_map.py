@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -74,7 +74,7 @@ def _element(values: list[Any], step: str, reached: Access) -> Any:
         raise FieldAccessError(f"{reached} has {len(values)} elements, there is no [{step}]") from None
 
 
-def _has(wanted: str, there: Mapping[str, Any]) -> str:
+def _has(wanted: str, there: Iterable[object]) -> str:
     names = [str(name) for name in there]
     return did_you_mean(wanted, names, f"it has: {listed([*map(repr, names)], 20) or 'nothing'}", always=True)
 
@@ -111,7 +111,7 @@ class FieldMap:
                     f"field {field!r}: no sample has a part {' or '.join(map(repr, wanted))}",
                     file=where,
                     at=f"field_map.{field}",
-                    fix=_has(wanted[0], dict.fromkeys(part_names)),
+                    fix=_has(wanted[0], part_names),
                 )
 
     def apply(self, decoded: Mapping[str, Any]) -> dict[str, Any]:
