@@ -306,7 +306,7 @@ class JobRunner(HookSteps):
             raw = self.guarded("read", leaf.name, f"sample {rows.indices[at]}", None, rows.raw, at)
         sample = self.guarded("decode", leaf.name, raw.key, raw.source, leaf.loader.load, raw, restore_key)
         if leaf.cooker is not None:
-            given = self._cook, sample, leaf.cooker, leaf.aux
+            given = self._cook, sample, leaf.cooker, dict(leaf.aux)  # the hook may change it
             sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
 

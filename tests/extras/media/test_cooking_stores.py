@@ -201,6 +201,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "as energon's": lambda self, sample, cooker, aux: cooker.cook(sample, **aux),
     "by keyword": lambda self, sample, *, cooker, aux: cooker.cook(sample, **aux),
     "aux by keyword": lambda self, sample, cooker, *, aux: cooker.cook(sample, **aux),
+    "changes its stores": lambda self, sample, cooker, aux: (cooker.cook(sample, **aux), aux.clear())[0],
     "anything": lambda self, *args, **more: TaskEncoder.cook_crude_sample(self, *args, **more),
     "with a default": lambda self, sample, cooker, aux=None: super(type(self), self).cook_crude_sample(
         sample, cooker, aux
