@@ -179,9 +179,9 @@ def is_generator(encoder: TaskEncoder, name: str) -> bool:
     return inspect.isgeneratorfunction(inspect.unwrap(hook_of(encoder, name)))
 
 
-#: Folders of code that is known by its version.
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_OWN = str(Path(__file__).parents[1])
+#: Folders of code that is known by its version, and the names of folders of installed packages, wherever they are.
+_KNOWN = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])
+_INSTALLED = {"site-packages", "dist-packages"}
 #: Levels of objects within objects that are read.
 _DEPTH = 5
 #: Characters of a value that a text has.
@@ -225,10 +225,10 @@ def code_digests(kind: type) -> dict[str, str]:
 def _file_of(module: ModuleType) -> Path | None:
     """Return the file of a module of a user; None: it is known by the version of its package."""
     file = getattr(module, "__file__", None)
-    if file is None or file.startswith((*_INSTALLED, _OWN)) or not file.endswith(".py"):
+    if file is None or file.startswith(_KNOWN) or not file.endswith(".py"):
         return None
     path = Path(file)
-    return path if path.is_file() else None
+    return path if path.is_file() and _INSTALLED.isdisjoint(path.parts) else None
 
 
 def attributes(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -168,9 +168,13 @@ def test_attributes_are_told_apart_by_all_of_their_values() -> None:
 def test_the_code_of_a_class_is_in_all_files_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "its_class": "import its_module\nfrom its_function import f\nfrom its_base import B\nclass C(B): ...",
-        **{"its_module": "", "its_function": "def f(): ...", "its_base": "class B: ..."},
+        **{"its_module": "import its_package", "its_function": "def f(): ...", "its_base": "class B: ..."},
     }
     for name, code in files.items():
         (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
+    packages = tmp_path / "elsewhere" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "its_package.py").touch()
+    for folder in (tmp_path, packages):
+        monkeypatch.syspath_prepend(folder)
     assert code_digests(importlib.import_module("its_class").C).keys() == {f"{name}.py" for name in files}
