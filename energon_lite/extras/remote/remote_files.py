@@ -285,7 +285,8 @@ def file_system(url: str) -> tuple[Any, str]:
                 f"fsspec cannot open {url.partition('://')[0]}:// here: {error}",
                 where=url,
                 fix="install the package that fsspec names for it: pip install 'energon-lite[s3]' for s3://, "
-                "'energon-lite[msc]' for msc://, gcsfs for gs://, aiohttp for http://; or register_source, if it is a format of your own",
+                "'energon-lite[msc]' for msc://, gcsfs for gs://, aiohttp for http://; or register_source, if it is a "
+                "format of your own",
             ) from error
         _file_systems[os.getpid(), server] = fs
     path: str = fs._strip_protocol(url)
