@@ -15,9 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.documents import read
-from energon_lite.documents.node import from_plain
-from energon_lite.documents.yaml_reader import parse_yaml
+from energon_lite.documents import from_plain, parse_yaml, read
 from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
 from energon_lite.extras.balance import COLUMNS
 from energon_lite.loading.measuring_runner import Values

@@ -189,8 +189,7 @@ class EPath(os.PathLike[str]):
     def read_bytes(self) -> bytes:
         """Read the whole file."""
         with self.open("rb") as file:
-            data: bytes = file.read()
-        return data
+            return bytes(file.read())
 
     def write_text(self, text: str) -> None:
         """Write a text as the whole file."""
