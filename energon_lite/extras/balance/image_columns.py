@@ -7,7 +7,6 @@ is read, more only if a JPEG needs it. Formats whose size is not at their beginn
 from __future__ import annotations
 
 import io
-import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
+from energon_lite.documents import from_plain, parse_yaml, read
 from energon_lite.errors import DecodeError, UsageError, at_least_one, listed
 from energon_lite.extras.balance import COLUMNS
 from energon_lite.loading.measuring_runner import Values
@@ -214,23 +214,15 @@ def requested(asked: Mapping[str, object]) -> ImageColumns:
     """Return the columns that the options ``images`` and ``patches`` request.
 
     Raises:
-        UsageError: ``patches`` has a wrong form.
+        ConfigError: ``patches`` has a wrong form.
     """
     text = asked["patches"]
     if not isinstance(text, str):
         return ImageColumns()
-    fix = 'write it like --patches \'{"patch_size": 14, "multiple": 28}\', in single quotes; or --patches 14'
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--patches is not JSON: {error}", fix=fix) from None
-    value = {"patch_size": value} if isinstance(value, int) else value
-    if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
-        raise UsageError("--patches is not a JSON object of whole numbers", fix=fix)
-    try:
-        return ImageColumns(ImagePatches(**value))
-    except TypeError as error:
-        raise UsageError(f"--patches: {error}", fix=fix) from None
+    rule = parse_yaml(text, "--patches")
+    if isinstance(rule.value, int):
+        rule = from_plain({"patch_size": rule.value}, "--patches")
+    return ImageColumns(read(rule, ImagePatches))
 
 
 @dataclass(frozen=True)

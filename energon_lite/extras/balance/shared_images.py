@@ -204,7 +204,7 @@ class ImageExchange:
         pixels = [image[i, :, : own[i][0], : own[i][1]].reshape(-1) for images in to for i in images]
         sent = [sum(3 * own[i][0] * own[i][1] for i in images) for images in to]
         received = [sum(3 * flat[i][0] * flat[i][1] for i in images.tolist()) for images in came]
-        there = _Exchange.apply(_joined(pixels, image.new_zeros(0)), sent, received, self._group)
+        there = _Exchange.apply(torch.cat([image.new_zeros(0), *pixels]), sent, received, self._group)
         made = self._encode(there, [flat[i] for i in mine])
         width, tokens = config.hidden_size, [config.image_tokens(*size) for size in flat]
         given = [width * sum(tokens[i] for i in images.tolist()) for images in came]
@@ -213,7 +213,7 @@ class ImageExchange:
         back = _Exchange.apply(made.reshape(-1), given, taken, self._group).view(-1, width)
         order = plan.order_back(rank)
         pieces = back.split([count[i] for images in to for i in images])
-        return _joined([pieces[place] for place in order], back), count
+        return torch.cat([back[:0], *(pieces[place] for place in order)]), count
 
     def _encode(self, pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
         """Encode concatenated images into tokens ``[tokens, hidden]``."""
@@ -247,10 +247,6 @@ def _all_to_all(x: torch.Tensor, sent: list[int], received: list[int], group: di
     made = x.new_empty(sum(received))
     dist.all_to_all_single(made, x.contiguous(), received, sent, group=group)
     return made
-
-
-def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    return torch.cat(list(parts)) if parts else like[:0]
 
 
 def _costs(config: ModelConfig, sizes: Sequence[Sizes]) -> tuple[Ints, Ints]:

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -192,7 +192,8 @@ class BlendFile:
         stored = whole_or_none(self._stored, self.path)
         if stored is None or any(_hash_of(path) != there for path, there in stored.documents):
             return None
-        now = _signatures(stored.blend.specs, stored.layouts, stored.layout_of)
+        paths = zip(stored.blend.specs.paths(), stored.layout_of.tolist(), strict=True)
+        now = np.array([signature(path, stored.layouts[number]) for path, number in paths], dtype=np.int64)
         changed = np.flatnonzero((now != stored.signatures) | (now == NEVER))
         return stored.blend if not len(changed) else self._renewed(stored, changed.tolist())
 
@@ -359,16 +360,6 @@ class _Sources(MadeOnAccess[AnySource]):
 def _has_own_splits(spec: LeafSpec) -> bool:
     """Return whether a leaf's own document chooses its split."""
     return not is_jsonl(spec.path) and any(load_own_splits(meta_path(spec.path, spec.dataset_config)))
-
-
-def _signatures(
-    specs: LeafRecords, layouts: Sequence[Sequence[str]], layout_of: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """Return the signatures of all leaves in their present state."""
-    signatures: Iterable[int] = (
-        signature(path, layouts[number]) for path, number in zip(specs.paths(), layout_of.tolist(), strict=True)
-    )
-    return np.fromiter(signatures, dtype=np.int64, count=len(layout_of))
 
 
 def _hash_of(path: str) -> str:

@@ -139,14 +139,16 @@ class LeafRecords(MadeOnAccess[LeafSpec]):
         return self._count
 
     def element(self, number: int) -> LeafSpec:
-        return from_record(self._record(number))
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        place, within = divmod(number, _TOGETHER)
+        last = self._last
+        if last[0] != place:
+            self._last = last = place, _unpacked(self.packed[place])
+        return from_record(last[1][within])
 
     def __iter__(self) -> Iterator[LeafSpec]:
         return map(from_record, self._records())
-
-    def path(self, number: int) -> str:
-        """Path of a leaf."""
-        return str(self._record(number)[0])
 
     def paths(self) -> Iterator[str]:
         """Paths of all leaves, in order."""
@@ -154,15 +156,6 @@ class LeafRecords(MadeOnAccess[LeafSpec]):
 
     def _records(self) -> Iterator[list[Any]]:
         return chain.from_iterable(map(_unpacked, self.packed))
-
-    def _record(self, number: int) -> list[Any]:
-        if not 0 <= number < self._count:
-            raise IndexError(number)
-        place, within = divmod(number, _TOGETHER)
-        last = self._last
-        if last[0] != place:
-            self._last = last = place, _unpacked(self.packed[place])
-        return last[1][within]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last": (-1, [])}
@@ -366,7 +359,7 @@ class LeafIdentities(MadeOnAccess[LeafIdentity]):
         return int(self.facts.lengths.sum())
 
     def element(self, number: int) -> LeafIdentity:
-        return self._of(self.specs.path(number), number)
+        return self._of(self.specs[number].path, number)
 
     def __iter__(self) -> Iterator[LeafIdentity]:
         return map(self._of, self.specs.paths(), range(len(self)))

@@ -31,9 +31,7 @@ _CHUNK = 1 << 20
 #: Largest error of a share of tokens along a slope.
 _NEAR = Fraction(1, 1000)
 
-#: Most leaves whose shares are not rounded; the numerators of exact shares would grow with each leaf.
-_FEW = 200
-#: Most binary digits of rounded shares.
+#: Most binary digits of rounded shares; the numerators of exact shares grow with each leaf.
 _DIGITS = 640
 #: Upper bound of the relative error of rounded shares.
 _OFF = Fraction(1, 1 << 500)
@@ -65,11 +63,9 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
 
     def constant_shares(weights: Sequence[Fraction]) -> list[Fraction]:
         """Return shares whose floats are those of the exact shares."""
-        if len(weights) > _FEW:
-            near = of_samples(weights, _rounded)
-            if all(float(share * (1 - _OFF)) == float(share * (1 + _OFF)) for share in near):
-                return near
-        return of_samples(weights)
+        near = of_samples(weights, _rounded)
+        is_sure = all(float(share * (1 - _OFF)) == float(share * (1 + _OFF)) for share in near)
+        return near if is_sure else of_samples(weights)
 
     stages = shared_segments(specs)
     ends = [start for start, _, _ in stages[1:]]

@@ -38,13 +38,8 @@ class EPath(os.PathLike[str]):
     """
 
     def __init__(self, initial_path: str | os.PathLike[str]):
-        self._protocol: str
-        self._inside: str
-        if isinstance(initial_path, EPath):
-            self._protocol = initial_path._protocol
-            self._inside = initial_path._inside
-            return
-        protocol, found, rest = of_multi_storage(os.fspath(initial_path)).partition("://")
+        path = initial_path.url if isinstance(initial_path, EPath) else os.fspath(initial_path)
+        protocol, found, rest = of_multi_storage(path).partition("://")
         if not found:
             protocol, rest = "", os.path.abspath(os.path.expanduser(protocol))
         elif protocol == "file":
@@ -194,8 +189,7 @@ class EPath(os.PathLike[str]):
     def read_bytes(self) -> bytes:
         """Read the whole file."""
         with self.open("rb") as file:
-            data: bytes = file.read()
-        return data
+            return bytes(file.read())
 
     def write_text(self, text: str) -> None:
         """Write a text as the whole file."""

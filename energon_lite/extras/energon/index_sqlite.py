@@ -271,7 +271,7 @@ def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[Shar
         with closing(sqlite3.connect(f"{_read_only(path)}&immutable=1", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")  # its views and triggers run no functions
             kinds = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
-            for name in ("samples", "sample_parts"):
+            for name in _OURS:
                 if not str(kinds.get(name, "")).upper().startswith("CREATE TABLE"):
                     return
             for number, (name, shard) in enumerate(shards.items()):

@@ -188,10 +188,7 @@ def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[.
     """
     named, is_function = _named_joiner(node)
     if not is_function and not named.is_foreign:
-        if named.name == Sample.__name__:
-            return Sample
-        check_class(named, "a sample type", sorted(SAMPLE_TYPES), TRUST_FIX)
-        return SAMPLE_TYPES[named.name]
+        return Sample if named.name == Sample.__name__ else SAMPLE_TYPES[named.name]
     if not trust_code:
         raise named.node.error(
             "the joiner is code that would have to be imported",

@@ -11,9 +11,10 @@ import json
 import operator
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -31,7 +32,6 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar_members import Int64
 
 Values = Mapping[str, NDArray[Any]]
-_Computed = Callable[[Values], Any]
 
 _INDEX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
 #: Most characters of a filter.
@@ -103,8 +103,8 @@ class SampleFilter:
         """
         try:
             with np.errstate(all="ignore"):
-                kept = np.asarray(self._parsed[0](values))
-        except (TypeError, OverflowError, ZeroDivisionError, ValueError) as error:
+                kept = np.asarray(_value(self._parsed[0], values))
+        except (TypeError, ArithmeticError, ValueError) as error:
             raise UsageError(f"the filter {self.text!r} cannot be computed: {error}", fix=_FIX) from None
         if kept.dtype != bool or kept.ndim != 1:
             raise UsageError(f"the filter {self.text!r} is not a condition on each sample", fix=_FIX)
@@ -141,92 +141,64 @@ class SampleFilter:
         return listed
 
     @cached_property
-    def _parsed(self) -> tuple[_Computed, tuple[str, ...]]:
-        names: set[str] = set()
+    def _parsed(self) -> tuple[ast.expr, tuple[str, ...]]:
+        """The comparison, and the columns that it reads: those that its value for no samples depends on."""
+        columns = defaultdict[str, NDArray[Any]](lambda: np.zeros(0))
         try:
             if len(self.text) > _LONGEST:
                 raise ValueError(f"it has more than {_LONGEST} characters")
-            computed = _compiled(ast.parse(self.text.strip(), mode="eval").body, names)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            comparison = ast.parse(self.text.strip(), mode="eval").body
+            _value(comparison, columns)
+        except (SyntaxError, TypeError, ArithmeticError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
             raise UsageError(f"this is not a filter: {self.text[:80]!r}: {why}", fix=_FIX) from None
-        if not names:
+        if not columns:
             raise UsageError(f"the filter {self.text!r} names no column", fix=_FIX)
-        return computed, tuple(sorted(names))
+        return comparison, tuple(sorted(columns))
 
     def __reduce__(self) -> Any:
         return SampleFilter, (self.text,)
 
 
-def _compiled(node: ast.AST, names: set[str]) -> _Computed:
-    """Return the function that computes a node of a filter; add the columns that it reads to ``names``.
+def _value(node: ast.AST, values: Values) -> Any:
+    """Compute a node of a filter from the values of columns.
 
     Raises:
         ValueError: the node contains something that is not allowed.
     """
     match node:
         case ast.Constant(value=bool() | int() | float() as number) if abs(number) < _LARGEST:
-            return lambda values: number
+            return number
         case ast.Name() | ast.Attribute():
-            name = length_column(_name(node))
-            names.add(name)
-            return lambda values: values[name]
+            return values[length_column(_name(node))]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _compiled(operand, names)
-            return lambda values: -inner(values)
+            return -_value(operand, values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner = _compiled(operand, names)
-            return lambda values: np.logical_not(inner(values))
+            return np.logical_not(_value(operand, values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            function = _ARITHMETIC[type(op)]
-            first = _compiled(left, names)
-            second = _compiled(right, names)
-            return lambda values: function(first(values), second(values))
+            return _ARITHMETIC[type(op)](_value(left, values), _value(right, values))
         case ast.BoolOp(op=op, values=parts):
             combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
-            several = [_compiled(part, names) for part in parts]
-            return lambda values: combine.reduce([np.asarray(part(values), dtype=bool) for part in several])
+            return reduce(combine, [_value(part, values) for part in parts])
         case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
-            return _comparison([left, *others], ops, names)
+            sides = [_value(left, values)]  # such as 1 < a <= b, or a in [1, 2]
+            for kind, other in zip(ops, others, strict=True):
+                sides.append(_numbers(other) if isinstance(kind, (ast.In, ast.NotIn)) else _value(other, values))
+            pairs = zip(ops, pairwise(sides), strict=True)
+            return reduce(np.logical_and, [_COMPARISONS[type(kind)](*pair) for kind, pair in pairs])
     raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed in it")
 
 
-def _comparison(operands: list[ast.expr], ops: list[ast.cmpop], names: set[str]) -> _Computed:
-    """Return the function of a comparison such as ``1 < a <= b`` or ``a in [1, 2]``."""
-    sides: list[_Computed] = []
-    for place, operand in enumerate(operands):
-        if place and isinstance(ops[place - 1], (ast.In, ast.NotIn)):
-            if not isinstance(operand, (ast.List, ast.Tuple)):
-                raise ValueError("'in' needs a list of numbers")
-            sides.append(_always([_number(element) for element in operand.elts]))
-        else:
-            sides.append(_compiled(operand, names))
-    functions = [_COMPARISONS[type(op)] for op in ops]
-
-    def compare(values: Values) -> Any:
-        computed = [side(values) for side in sides]
-        pairs = zip(functions, computed[:-1], computed[1:], strict=True)
-        return np.logical_and.reduce([np.asarray(function(left, right)) for function, left, right in pairs])
-
-    return compare
-
-
-def _always(value: Any) -> _Computed:
-    return lambda values: value
-
-
-def _number(node: ast.AST) -> float:
-    """The value of a node that is a number, perhaps with a minus sign.
+def _numbers(node: ast.AST) -> list[float]:
+    """The values of a list of numbers.
 
     Raises:
-        ValueError: it is no number.
+        ValueError: it is no such list.
     """
-    match node:
-        case ast.Constant(value=bool() | int() | float() as number) if abs(number) < _LARGEST:
-            return number
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(operand)
-    raise ValueError("'in' needs a list of numbers")
+    has_names = any(isinstance(part, (ast.Name, ast.Attribute)) for part in ast.walk(node))
+    if has_names or not isinstance(node, (ast.List, ast.Tuple)):
+        raise ValueError("'in' needs a list of numbers")
+    return [_value(element, {}) for element in node.elts]
 
 
 def _name(node: ast.AST) -> str:

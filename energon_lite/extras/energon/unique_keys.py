@@ -8,7 +8,9 @@ one.
 from __future__ import annotations
 
 import os
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -24,10 +26,6 @@ from energon_lite.storage.tar_scan import scan_shard, split_member_name
 fix_duplicates_option = click.option(
     "--fix-duplicates", is_flag=True, help="Add the shard's name to members of shards, if keys collide."
 )
-#: Bytes of the name field in a header.
-_NAME = 100
-#: Bytes of the prefix field in a header.
-_PREFIX = 155
 
 
 def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:
@@ -99,7 +97,7 @@ def _renamings(root: str, shard: str) -> Iterator[tuple[int, bytes]]:
                 continue
             block = os.pread(fd, BLOCK, member.offset - BLOCK)
             is_plain = member.header_offset == member.offset - BLOCK
-            new = _renamed(block, name.encode("utf-8", "surrogateescape")) if is_plain else None
+            new = _renamed(block, name) if is_plain else None
             if new is None:
                 raise ShardFormatError(
                     f"the member {member.name!r} cannot be renamed in place: there is no room for {name!r}",
@@ -109,19 +107,14 @@ def _renamings(root: str, shard: str) -> Iterator[tuple[int, bytes]]:
             yield member.offset - BLOCK, new
 
 
-def _renamed(block: bytes, name: bytes) -> bytes | None:
+def _renamed(block: bytes, name: str) -> bytes | None:
     """A header with another name; None: the name does not fit."""
-    prefix, is_posix = b"", block[257:263] == b"ustar\0"
-    if len(name) > _NAME:
-        places = [place for place, byte in enumerate(name) if byte == 47]
-        fits = [place for place in places if 0 < place <= _PREFIX and 0 < len(name) - place - 1 <= _NAME]
-        if not (is_posix and fits):
-            return None
-        prefix, name = name[: fits[0]], name[fits[0] + 1 :]
-    new = bytearray(block)
-    new[:_NAME] = name.ljust(_NAME, b"\0")
-    if is_posix:
-        new[345 : 345 + _PREFIX] = prefix.ljust(_PREFIX, b"\0")
-    new[148:156] = b" " * 8
-    new[148:156] = b"%06o\0 " % sum(new)
-    return bytes(new)
+    member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    member.name = name
+    # POSIX headers have more room for names, GNU's for numbers.
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT):
+        with suppress(ValueError):
+            made = member.tobuf(form, "utf-8", "surrogateescape")
+            if len(made) == BLOCK:  # else a header for the name is in front
+                return made
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -98,72 +98,25 @@ def as_list(items: list[Any]) -> list[Any]:
     return items
 
 
-class _Inner(TaskEncoder):
-    """Task encoder with the hooks of the inner data set, up to single samples."""
-
-    def __init__(self, inner: TaskEncoder):
-        self.inner = inner
-        self.decoder = inner.decoder
-        self.cookers = inner.cookers  # type: ignore[misc]
-        self.failure_tolerance = inner.failure_tolerance
-        self.padding = inner.padding
-
-    def cook_crude_sample(self, sample: Any, *rest: Any) -> Any:
-        return self.inner.cook_crude_sample(sample, *rest)
-
-    def _encoded(self, sample: Any) -> Any:
-        for name in hooks_of(self.inner, packing=False, batched=False).sample:
-            sample = getattr(self.inner, name)(sample)
-        return sample
+def _with_hooks(inner: TaskEncoder, first: str, others: Mapping[str, Callable[..., Any]]) -> TaskEncoder:
+    """Return a task encoder whose hook ``first`` calls the sample hooks of the inner data set, with other hooks."""
+    taken = ("decoder", "cookers", "failure_tolerance", "padding", "cook_crude_sample")
+    made = TaskEncoder[Any, Any, Any, Any]()
+    vars(made).update({name: getattr(inner, name) for name in taken}, **{first: partial(_encoded, inner)}, **others)
+    return made
 
 
-class _Grouping(_Inner):
-    def __init__(self, inner: TaskEncoder, key: Callable[[Any], Any], batcher: Callable[[list[Any]], Any]):
-        super().__init__(inner)
-        self._key = key
-        self._batcher = batcher
-
-    def encode_sample(self, sample: Any) -> Any:
-        return self._encoded(sample)
-
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        return self._key(sample)
-
-    def batch(self, samples: list[Any]) -> Any:
-        return self._batcher(samples)
-
-
-class _Packing(_Inner):
-    def __init__(self, inner: TaskEncoder, select: Callable[..., Any], pack: Callable[..., Any]):
-        super().__init__(inner)
-        self._select = select
-        self._pack = pack
-
-    def preencode_sample(self, sample: Any) -> Any:
-        return self._encoded(sample)
-
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        return self._select(samples)
-
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        return self._pack(samples)
-
-
-class _PackingLate(_Packing):
-    """Packing hooks with a function for the samples that were selected."""
-
-    def __init__(self, inner: TaskEncoder, select: Any, pack: Any, encode: Callable[[Any], Any]):
-        super().__init__(inner, select, pack)
-        self._encode = encode
-
-    def postencode_sample(self, sample: Any) -> Any:
-        return self._encode(sample)
+def _encoded(inner: TaskEncoder, sample: Any) -> Any:
+    for name in hooks_of(inner, packing=False, batched=False).sample:
+        sample = getattr(inner, name)(sample)
+    return sample
 
 
 class _ByContent(WrapperDataset):
     """A data set of single samples, wrapped by hooks that make the batches content-decided."""
 
-    around: Callable[[TaskEncoder], TaskEncoder]
+    first: str
+    hooks: Mapping[str, Callable[..., Any]]
     batch_size: int | None
     packing: int | None
     drops_last: bool
@@ -194,7 +147,7 @@ class _ByContent(WrapperDataset):
             packing=self.packing,
             drop_last=self.drops_last,
             refill=inner.refill,
-            task_encoder=self.around(self.dataset.task_encoder),
+            task_encoder=_with_hooks(self.dataset.task_encoder, self.first, self.hooks),
             **{field: getattr(inner, field) for field in common},
         )
 
@@ -230,7 +183,8 @@ class GroupBatchDataset(_ByContent):
         super().__init__(
             dataset,
             worker_config=worker_config,
-            around=partial(_Grouping, key=sample_group_key, batcher=batcher),
+            first="encode_sample",
+            hooks={"batch_group_criterion": sample_group_key, "batch": batcher},
             batch_size=fixed_batch_size,
             packing=None,
             drops_last=drop_last,
@@ -265,11 +219,13 @@ class PackingDataset(_ByContent):
         sample_encoder_failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        encoder = _Packing if sample_encoder is None else partial(_PackingLate, encode=sample_encoder)
+        hooks = {"select_samples_to_pack": pre_packer, "pack_selected_samples": final_packer}
+        hooks |= {} if sample_encoder is None else {"postencode_sample": sample_encoder}
         super().__init__(
             dataset,
             worker_config=worker_config,
-            around=partial(encoder, select=pre_packer, pack=final_packer),
+            first="preencode_sample",
+            hooks=hooks,
             batch_size=None,
             packing=buffer_size,
             drops_last=False,

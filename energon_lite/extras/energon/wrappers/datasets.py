@@ -310,16 +310,7 @@ class FilterDataset(MapDataset):
 class IterMapDataset(WrapperDataset):
     """Refused: a function of the whole stream must be run from the beginning to get any of its items."""
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        iter_map_fn: Callable[[Any], Any],
-        *,
-        len_map_fn: Callable[[int], int] | None = None,
-        stateless_iter_fn: bool = False,
-        iter_map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ):
+    def __init__(self, *given: Any, **keywords: Any):
         raise UsageError(
             "IterMapDataset: what a function makes of a whole stream cannot be planned, nor restored anywhere",
             fix="write a generator as encode_sample or encode_batch; to see several samples at a time, use packing "
