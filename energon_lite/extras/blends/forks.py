@@ -44,7 +44,7 @@ def done_by_forks(
         work: function to call; its results can be pickled.
         count: number of calls.
         processes: number of processes that work at the same time.
-        told: called after each call in this process, with the number of results if all processes are as fast.
+        told: called with the number of results, after each call in this process.
 
     Example:
         >>> done_by_forks(lambda number: number**2, 5, processes=2)
@@ -61,13 +61,13 @@ def done_by_forks(
             forks.append(fork)
         for number in range(0, count, processes):
             results[number] = work(number)
-            told(min(number + processes, count))
+            for _, receive in forks:  # their pipes hold little
+                _take(receive, results, 0.0)
+            told(len(results))
         until = time.monotonic() + _PATIENCE + _TIMES * (time.monotonic() - began)
         for _, receive in forks:
-            # An error means that no results come: the process died, or they cannot be read.
-            with suppress(EOFError, OSError, pickle.UnpicklingError):
-                if receive.poll(max(0.0, until - time.monotonic())):
-                    results |= receive.recv()
+            while _take(receive, results, max(0.0, until - time.monotonic())):
+                pass
     finally:
         for fork, receive in forks:
             receive.close()
@@ -87,9 +87,22 @@ def _started(context: Any, work: Callable[[int], Any], numbers: Iterable[int]) -
     return None
 
 
+def _take(receive: Connection, found: dict[int, Any], seconds: float) -> bool:
+    """Store the results that a process has sent, waiting at most ``seconds``; return whether there were any."""
+    taken = False
+    # An error means that no more results come: the process is done, it died, or its result cannot be read.
+    with suppress(EOFError, OSError, pickle.UnpicklingError):
+        while receive.poll(0.0 if taken else seconds):
+            number, result = receive.recv()
+            found[number] = result
+            taken = True
+    return taken
+
+
 def _work(work: Callable[[int], Any], numbers: Iterable[int], receive: Connection, send: Connection) -> None:
     """Run the work of a forked process."""
     receive.close()  # so that the pipe has no reader left when the waiting process is killed, and sending fails
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the waiting process
     with suppress(Exception):  # the waiting process repeats the work and raises the error
-        send.send({number: work(number) for number in numbers})
+        for number in numbers:
+            send.send((number, work(number)))
