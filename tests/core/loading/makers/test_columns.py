@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
 from energon_lite.errors import FatalSampleError, ShardChangedError
@@ -29,6 +27,7 @@ from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.samples.sample import SourceList
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.read.sample_reader import SampleReader
+from tests.tables_by_hand import npy, png
 from tests.testing import Listed, blend_of, calls_here, examples, same, train_loader, write_dataset
 
 CAPTIONS = """\
@@ -36,12 +35,6 @@ sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
 field_map: {image: %s, caption: "%s"}
 subflavors: {from: captions}
 """
-
-
-def npy(values: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, values)
-    return stream.getvalue()
 
 
 def captions(count: int, mark: str) -> list[tuple[str, dict[str, bytes]]]:
@@ -88,17 +81,10 @@ class OneByOne(DefaultTaskEncoder):
         return sample
 
 
-def png(height: int, width: int) -> bytes:
-
-    stream = io.BytesIO()
-    Image.new("RGB", (width, height), (height, width, 7)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten of one size, then ten of other sizes."""
-    sizes = [(2, 3)] * 10 + [(2 + number % 2, 3 + number % 3) for number in range(10)]
+    sizes = [(3, 2)] * 10 + [(3 + number % 3, 2 + number % 2) for number in range(10)]
     samples = [(str(number), {"png": png(*size), "txt": b"x"}) for number, size in enumerate(sizes)]
     yaml = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
     return write_dataset(tmp_path_factory.mktemp("pictures") / "data", {"a.tar": samples}, dataset_yaml=yaml)
