@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 import energon_lite
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain
-from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.shuffle import LeafOrder
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=6))
-def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
-    order = ConcatOrder(lengths)
-    assert order.bounds(0) == order.bounds(5) == (0, sum(lengths))
-    expected = [(leaf, index, 0) for leaf, length in enumerate(lengths) for index in range(length)]
-    assert order.lookup(np.arange(sum(lengths))).rows() == expected
 
 
 @given(
