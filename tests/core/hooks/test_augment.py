@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    Cooker,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    TextSample,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
+from energon_lite import Cooker, DefaultTaskEncoder, TaskEncoder, TextSample, basic_sample_keys, cooker, stateless
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import (
     AugmentTaskEncoder,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, Sample, TaskEncoder, edataclass
-from energon_lite.errors import FatalSampleError, ShardChangedError
+from energon_lite.errors import FatalSampleError
 from energon_lite.loading.makers import job_runner
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.columns import has_default_hooks
@@ -212,15 +212,6 @@ def test_a_sample_that_fails_is_replaced_as_ever(tmp_path: Path) -> None:
         assert [getattr(outcome, "reason", outcome) for outcome in one.outcomes] == [
             getattr(outcome, "reason", outcome) for outcome in other.outcomes
         ]
-
-
-def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    path = write_dataset(tmp_path / "e", {"0.tar": captions(20, "e")}, dataset_yaml=CAPTIONS % ("npy", "txt"))
-    made, jobs = pipeline(str(path), TaskEncoder(), batch_size=4, **_windows((10, 5)))
-    os.truncate(path / "0.tar", 3000)
-    with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
-        for job in jobs[:5]:
-            made.run(job)
 
 
 def test_the_sources_of_a_batch_are_as_a_tuple(folder: Path) -> None:
