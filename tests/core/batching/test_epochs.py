@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.epochs import keep_apart, plan_epochs
@@ -20,6 +20,7 @@ from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder
+from tests.testing import examples
 
 CAPACITY = 100
 DOCUMENTS: list[dict[str, Any]] = [
@@ -85,12 +86,13 @@ def chunks_of(plan: TokenPlan, positions: int) -> list[PlannedChunk]:
 
 
 def cases(function: Any) -> Any:
-    return given(
+    tried = given(
         made=orders(),
         document=st.sampled_from(DOCUMENTS),
         chunk=st.sampled_from([7, 40, 300, 900]),
         step=st.sampled_from([None, None, 4]),
     )(function)
+    return settings(max_examples=examples(70))(tried)
 
 
 @cases

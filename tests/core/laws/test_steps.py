@@ -51,7 +51,7 @@ def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (
 # -- which samples --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(32))
 @given(
     kind=st.sampled_from(["planned", "planned", "single", "tokens", "even tokens"]),
     first=worlds,
@@ -135,7 +135,7 @@ def test_far_out_at_once(leaf_of: Any) -> None:
 # -- passing over ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(19))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     world=st.integers(1, 3),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import energon_lite
@@ -18,6 +18,7 @@ from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.shuffle import LeafOrder
+from tests.testing import examples
 
 
 @given(
@@ -44,6 +45,7 @@ def test_one_leaf_needs_no_blend() -> None:
     assert BlendOrder([LeafOrder(4, key=1)], [0.3], key=0).bounds(0) is None
 
 
+@settings(max_examples=examples(75))
 @given(data=st.data(), copies=st.sampled_from([1, 2]), repeats=st.booleans())
 def test_any_requests_give_the_same(data: st.DataObject, copies: int, repeats: bool) -> None:
     """What earlier requests left behind (blocks, halves, keys of epochs, epochs) never shows: blends by weight and by
