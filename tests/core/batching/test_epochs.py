@@ -89,7 +89,7 @@ def cases(function: Any) -> Any:
     tried = given(
         made=orders(),
         document=st.sampled_from(DOCUMENTS),
-        chunk=st.sampled_from([7, 40, 300, 900]),
+        chunk=st.sampled_from([20, 40, 300, 900]),
         step=st.sampled_from([None, None, 4]),
     )(function)
     return settings(max_examples=examples(70))(tried)
