@@ -21,6 +21,13 @@ def png(width: int, height: int, color: Any = 0) -> bytes:
     return stream.getvalue()
 
 
+def npy(values: Any) -> bytes:
+    """An array as a file of numpy's."""
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+
 def write_table(path: Path, table: Any, rows: int = 4) -> Path:
     """A table as Parquet, as an Arrow file (``.arrow``) or as an Arrow stream (``.stream.arrow``)."""
     import pyarrow as pa

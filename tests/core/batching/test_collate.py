@@ -11,15 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import (
-    Batch,
-    CaptioningSample,
-    DefaultTaskEncoder,
-    Sample,
-    TextSample,
-    edataclass,
-    get_train_dataset,
-)
+from energon_lite import Batch, CaptioningSample, DefaultTaskEncoder, Sample, TextSample, edataclass, get_train_dataset
 from energon_lite.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
 from energon_lite.batching.collate import empty_like
 from energon_lite.errors import FatalSampleError, UnlikeError, UsageError

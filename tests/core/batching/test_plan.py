@@ -16,17 +16,6 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 
 
-@given(length=st.integers(0, 60), batch_size=st.integers(1, 9), drop_last=st.booleans())
-def test_a_finite_order_is_cut_without_loss(length: int, batch_size: int, drop_last: bool) -> None:
-    plan = FixedPlan(ConcatOrder([length]), batch_size, drop_last=drop_last)
-    count = plan.count(0)
-    assert count is not None
-    rows = [[index for _, index, _ in batch] for batch in plan.batches([(number,) for number in range(count)])]
-    kept = length // batch_size * batch_size if drop_last else length
-    assert [index for batch in rows for index in batch] == list(range(kept))
-    assert all(len(batch) == batch_size for batch in rows[:-1])
-
-
 def test_the_rest_of_a_chunk_goes_to_the_next_of_its_lane_if_a_pass_with_pushback_ends() -> None:
     kinds = [{}, {"carries": True}, {"pushback": True}, {"carries": True, "pushback": True}]
     plans = [ChunkPlan(ConcatOrder([99]), 2, chunk=3, **kind) for kind in kinds]
@@ -54,16 +43,13 @@ def test_passes_repeat_or_go_on() -> None:
     assert {epoch for _, _, epoch in epochs[0]} == {0} and {epoch for _, _, epoch in epochs[1]} == {1}
 
 
-def test_batches_of_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match="batch_size is 0"):
-        FixedPlan(ConcatOrder([5]), 0)
-
-
 sizes = st.integers(1, 5000)
 
 
 @pytest.mark.parametrize("buffer", [None, 5])
-def test_what_is_no_chunk(buffer: int | None) -> None:
+def test_what_is_no_batch_and_no_chunk(buffer: int | None) -> None:
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        FixedPlan(ConcatOrder([5]), 0)
     with pytest.raises(UsageError, match=r"chunk_size is 0\s+fix: +give an integer, at least 1$"):
         ChunkPlan(ConcatOrder([9]), batch_size=2, chunk=0, packing_buffer_size=buffer)
     with pytest.raises(UsageError, match=r"batch_size is 0\s+fix: +give at least 1, or None"):

@@ -42,7 +42,6 @@ _SIZES, _FEW, _WINDOWS, _AGES, _PARTS = (
 _ANY, _SUMS = st.sampled_from(UNITS), st.sampled_from(["packed_tokens", "cost"])
 
 #: Documents of all strategies.
-#: Documents of all strategies.
 DOCUMENTS = st.one_of(
     _documents("fixed", batch_size=_SIZES, sort=st.booleans(), order=ORDERS),
     _documents("capacity", **_capacity(_ANY), max_samples=_FEW, order=ORDERS),
@@ -160,37 +159,24 @@ def test_the_seed_decides_where_something_is_shuffled_and_only_there() -> None:
         assert len(digests) == (5 if shuffles else 1), name
 
 
-GOLDEN = {
-    "fixed": "634050a35a13cc7dcd8f3f3ffe5ca9f4ecc82ae33f967d453abd9c2c7a53c533",
-    "capacity": "40312e3e4d00f1ee46683a4ed2a2f83357cb260e30de9a8cf3bd007ece2f79b6",
-    "sorted_window": "da8b43117993a09e3b7ad4c77b404f0ab7a47d7f4c1dd2669da9892daa8efa99",
-    "length_difference": "63330292c820ee0db4533d00bfedf8180f623711782195daa233cd6a0e8bd774",
-    "max_length": "9a63d2a4a9ceca73c31008537813246c56199e24c0735e3dae0f1bc87540798a",
-    "best_fit": "ce85d3a4625604633dbdf9826a1d386f407acc2b4b5653b5e5a6995120fa4c7b",
-    "best_fit cost": "7fadd744e2a372b1c3809a77ca6721448e90fe47d81cb1246a7851b55849477f",
-    "bfd": "8b5084c9752813b38d339d753f06bb5c40ec5a0fb7d9bec5c6cb0a35694a6d3e",
-    "concat_split": "351df55902e4bfc73af4c3488b446466f570e2480df0365953bfaff2168b84ac",
-}
-GOLDEN_DOCUMENTS: dict[str, dict[str, Any]] = {
-    "fixed": {"strategy": "fixed", "batch_size": 3, "sort": True, "order": "random"},
-    "capacity": {"strategy": "capacity", "capacity": 500, "order": "pc_desc"},
-    "sorted_window": {"strategy": "sorted_window", "capacity": 500, "batches": 20},
-    "length_difference": {"strategy": "length_difference", "batch_size": 4, "max_difference": 1},
-    "max_length": {"strategy": "max_length", "batch_size": 4, "max_length": 64, "order": "bs_asc"},
-    "best_fit": {"strategy": "best_fit", "capacity": 500, "open_bins": 8},
-    "best_fit cost": {"strategy": "best_fit", "capacity": 800, "unit": "cost", "alpha": 100, "open_bins": 8},
-    "bfd": {"strategy": "bfd", "capacity": 500, "chunk": 1000},
-    "concat_split": {"strategy": "concat_split", "tokens": 500},
-}
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_plans_never_change(name: str) -> None:
+@pytest.mark.parametrize(
+    ("document", "digest"),
+    [
+        ({"strategy": "fixed", "batch_size": 3, "sort": True, "order": "random"}, "634050a35a13cc7d"),
+        ({"strategy": "capacity", "capacity": 500, "order": "pc_desc"}, "40312e3e4d00f1ee"),
+        ({"strategy": "sorted_window", "capacity": 500, "batches": 20}, "da8b43117993a09e"),
+        ({"strategy": "length_difference", "batch_size": 4, "max_difference": 1}, "63330292c820ee0d"),
+        ({"strategy": "max_length", "batch_size": 4, "max_length": 64, "order": "bs_asc"}, "9a63d2a4a9ceca73"),
+        ({"strategy": "best_fit", "capacity": 500, "open_bins": 8}, "ce85d3a462560463"),
+        ({"strategy": "best_fit", "capacity": 800, "unit": "cost", "alpha": 100, "open_bins": 8}, "7fadd744e2a372b1"),
+        ({"strategy": "bfd", "capacity": 500, "chunk": 1000}, "8b5084c9752813b3"),
+        ({"strategy": "concat_split", "tokens": 500}, "351df55902e4bfc7"),
+    ],
+)
+def test_plans_never_change(document: dict[str, Any], digest: str) -> None:
     """The digest of a plan is part of the format: a run that is resumed must find the same micro-batches."""
     lengths = np.arange(5000) * 2654435761 % 2**32 % 211
-    assert (
-        plan_in_chunks(strategy_from_dict(GOLDEN_DOCUMENTS[name]), lengths, seed=7, chunk=2048).digest() == GOLDEN[name]
-    )
+    assert plan_in_chunks(strategy_from_dict(document), lengths, seed=7, chunk=2048).digest()[:16] == digest
 
 
 def test_a_cost_function_of_ones_own() -> None:
@@ -200,6 +186,10 @@ def test_a_cost_function_of_ones_own() -> None:
     assert [part.tolist() for part in batches] == [[0, 2, 3], [1]]
     with pytest.raises(UsageError, match="one integer for each length"):
         Capacity(100, "cost", cost=lambda lengths: lengths * 1.5)
+    document = to_dict(BestFit(Capacity(10, "cost", cost=_double)))
+    assert document["cost"] == f"{_double.__module__}:_double"
+    with pytest.raises(ConfigError, match="unknown key 'cost'"):
+        strategy_from_dict(document)
 
 
 @pytest.mark.parametrize("junk", [[], ["best_fit"], {}, {"a": 1}, None, True, 5, 1.5, 2**80, "x", float("nan")])
@@ -238,7 +228,6 @@ def test_junk_is_refused_by_name(junk: Any) -> None:
 )
 def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> None:
     assert strategy_from_dict(document) == strategy
-    assert strategy_from_dict(to_dict(strategy)) == strategy
     assert to_dict(strategy).items() >= document.items()
 
 
@@ -261,36 +250,26 @@ def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> Non
         ({"strategy": "fixed", "batch_size": 2, "sort": 1}, "sort", "true or false"),
         ({"strategy": "max_length", "batch_size": 2, "max_length": 2, "key": 3}, "key", "text; found the number 3"),
         ([], "", "expected a mapping; found an empty list"),
+        ({"strategy": "fixed", "batch_size": 0}, "", "batch_size is 0"),
+        ({"strategy": "capacity", "capacity": 0}, "", "capacity is 0"),
+        ({"strategy": "best_fit", "capacity": 10, "unit": "padded_tokens"}, "", "best_fit packs"),
+        ({"strategy": "bfd", "capacity": 10, "unit": "padded_tokens"}, "", "bfd packs"),
+        ({"strategy": "best_fit", "capacity": 10, "open_bins": 0}, "", "open_bins is 0"),
+        ({"strategy": "best_fit", "capacity": 10, "max_age": 0}, "", "max_age is 0"),
+        ({"strategy": "bfd", "capacity": 10, "chunk": 0}, "", "chunk is 0"),
+        ({"strategy": "sorted_window", "capacity": 10, "batches": 0}, "", "batches is 0"),
+        ({"strategy": "capacity", "capacity": 10, "max_samples": 0}, "", "max_samples is 0"),
+        ({"strategy": "capacity", "capacity": 10, "multiple": 0}, "", "multiple is 0"),
+        ({"strategy": "best_fit", "capacity": 10, "unit": "cost", "alpha": 0}, "", "alpha is 0"),
+        ({"strategy": "length_difference", "batch_size": 1, "max_difference": -1}, "", "max_difference is -1"),
+        ({"strategy": "max_length", "batch_size": 1, "max_length": 5, "oversize": "own_batch"}, "", "batch of its own"),
+        ({"strategy": "concat_split", "tokens": 0}, "", "capacity is 0"),
     ],
 )
 def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         strategy_from_dict(document, at="splits.train.batching")
     assert str(caught.value.where) == f"splits.train.batching.{at}".rstrip(".")
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"strategy": "fixed", "batch_size": 0}, "batch_size is 0"),
-        ({"strategy": "capacity", "capacity": 0}, "capacity is 0"),
-        ({"strategy": "best_fit", "capacity": 10, "unit": "padded_tokens"}, "best_fit packs"),
-        ({"strategy": "bfd", "capacity": 10, "unit": "padded_tokens"}, "bfd packs"),
-        ({"strategy": "best_fit", "capacity": 10, "open_bins": 0}, "open_bins is 0"),
-        ({"strategy": "best_fit", "capacity": 10, "max_age": 0}, "max_age is 0"),
-        ({"strategy": "bfd", "capacity": 10, "chunk": 0}, "chunk is 0"),
-        ({"strategy": "sorted_window", "capacity": 10, "batches": 0}, "batches is 0"),
-        ({"strategy": "capacity", "capacity": 10, "max_samples": 0}, "max_samples is 0"),
-        ({"strategy": "capacity", "capacity": 10, "multiple": 0}, "multiple is 0"),
-        ({"strategy": "best_fit", "capacity": 10, "unit": "cost", "alpha": 0}, "alpha is 0"),
-        ({"strategy": "length_difference", "batch_size": 1, "max_difference": -1}, "max_difference is -1"),
-        ({"strategy": "max_length", "batch_size": 1, "max_length": 5, "oversize": "own_batch"}, "batch of its own"),
-        ({"strategy": "concat_split", "tokens": 0}, "capacity is 0"),
-    ],
-)
-def test_values_that_cannot_work(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        strategy_from_dict(document)
 
 
 def test_settings_are_integers_also_of_numpy() -> None:
@@ -300,13 +279,6 @@ def test_settings_are_integers_also_of_numpy() -> None:
         for make in (Capacity, ConcatSplit, Fixed, lambda value: BestFit(Capacity(9), max_age=value)):
             with pytest.raises(UsageError, match="give an integer, at least 1"):
                 make(wrong)  # type: ignore[arg-type,operator]
-
-
-def test_a_cost_function_of_ones_own_is_named() -> None:
-    document = to_dict(BestFit(Capacity(10, "cost", cost=_double)))
-    assert document["cost"] == f"{_double.__module__}:_double"
-    with pytest.raises(ConfigError, match="unknown key 'cost'"):
-        strategy_from_dict(document)
 
 
 def _double(lengths: Ints) -> Ints:

@@ -94,7 +94,6 @@ def _all_cases() -> list[dict[str, Any]]:
     return [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
 
 
-#: Of these few, so many that each choice is in one of them.
 #: Of all cases, so many that each choice is in one of them.
 FIRST = {0, 161, 224, 373, 411, 495, 578}
 

@@ -17,6 +17,7 @@ from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import part_decoder
+from tests.servers import upload
 from tests.testing import take, train_loader, val_loader
 
 
@@ -141,11 +142,8 @@ def test_a_shard_that_is_cut_off_while_it_is_read_ends_the_run(workers: int, lea
 def test_an_object_that_was_cut_off_ends_the_run(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("energon_lite.extras.remote.store_tries._UNKNOWN", (0.0,))
-    store, path = fsspec.filesystem("memory"), leaf_of(30, "a")
-    for file in path.rglob("*"):
-        if file.is_file():
-            store.pipe_file(f"/cut/{file.relative_to(path)}", file.read_bytes())
-    with _train("memory://cut", 0, Patient()) as loader:
+    store = fsspec.filesystem("memory")
+    with _train(upload(leaf_of(30, "a"), "cut"), 0, Patient()) as loader:
         batches = iter(loader)
         next(batches)
         store.pipe_file("/cut/shard-001.tar", store.cat_file("/cut/shard-001.tar")[:1024])

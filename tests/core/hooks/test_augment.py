@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    Cooker,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    TextSample,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
+from energon_lite import Cooker, DefaultTaskEncoder, TaskEncoder, TextSample, basic_sample_keys, cooker, stateless
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import (
     AugmentTaskEncoder,
@@ -30,7 +22,7 @@ from energon_lite.hooks import (
     seeded_hooks,
 )
 from energon_lite.storage import SampleDecoder
-from tests.testing import take, train_loader, write_dataset
+from tests.testing import CRUDE_YAML, take, train_loader, write_dataset
 
 
 @cooker
@@ -89,9 +81,7 @@ KINDS: dict[str, tuple[TaskEncoder, dict[str, Any]]] = {
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     samples = [(str(number), {"txt": b"x" * number}) for number in range(12)]
-    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    folder: Path = write_dataset(tmp_path / "texts", {"a.tar": samples}, dataset_yaml=crude)
-    return folder
+    return write_dataset(tmp_path / "texts", {"a.tar": samples}, dataset_yaml=CRUDE_YAML)
 
 
 def batches(path: Path, encoder: TaskEncoder, **more: Any) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.token_data import length_of
-from tests.testing import blend_of, write_dataset
+from tests.testing import CRUDE_YAML, blend_of, write_dataset
 
 
 class Cluster:
@@ -98,5 +98,4 @@ def write_blend(leaf_of: Callable[[int, str], Path]) -> Callable[[Leaves], Any]:
 def crude(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """100 crude samples, whose texts are their keys."""
     samples = [(str(number), {"txt": str(number).encode()}) for number in range(100)]
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    return write_dataset(tmp_path_factory.mktemp("crude") / "data", {"a.tar": samples}, dataset_yaml=yaml)
+    return write_dataset(tmp_path_factory.mktemp("crude") / "data", {"a.tar": samples}, dataset_yaml=CRUDE_YAML)

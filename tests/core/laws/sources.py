@@ -15,13 +15,12 @@ from energon_lite import TextSample
 from energon_lite.extras.energon import build_filter_index
 from energon_lite.storage.index.columns import write_column
 from tests.core.laws.token_data import length_of
-from tests.testing import TEXT_YAML, metadataset, write_dataset
+from tests.testing import CRUDE_YAML, TEXT_YAML, metadataset, write_dataset
 
 #: Data sets by their tags, and how many samples they have. Those of "x" are crude ones.
 SIZES = {"a": 3, "b": 5, "c": 8, "d": 13, "e": 21, "f": 34, "x": 13}
 #: The data set that is joined to "e": every second key of it.
 PARTNER = "p"
-_CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def images_of(index: int) -> int:
@@ -53,7 +52,7 @@ def write_data(root: Path) -> Path:
     """Write all data sets below a folder."""
     for tag, size in SIZES.items():
         names = [key(tag, number) for number in range(size)]
-        _write(root / tag, [(name, name) for name in names], _CRUDE if tag == "x" else TEXT_YAML)
+        _write(root / tag, [(name, name) for name in names], CRUDE_YAML if tag == "x" else TEXT_YAML)
         for name, values in columns(size).items():
             write_column(root / tag, name, values)
         build_filter_index(root / tag, "some", np.flatnonzero(np.arange(size) % 3 != 1))

@@ -150,11 +150,14 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
     planned = PlannedSteps(get_train_dataset(metadataset, worker_config=ALONE, **arguments))
     draw, count, digest = random.Random(7), 12, lru_cache(None)(set_digest)  # most batches have no fault
     good = [[list(batch) for batch in planned.addresses(0, count * n, count * n + count)] for n in range(12)]
-    digests = [planned.digest(RecordedStep(n, 0, count * n, count * n + count, 0)) for n in range(12)]
+
+    def recorded(digests: list[int]) -> list[RecordedStep]:
+        return [RecordedStep(n, 0, count * n, count * n + count, one) for n, one in enumerate(digests)]
+
+    digests = [planned.digest(step) for step in recorded([0] * 12)]
     chain = 0
     for one in digests:
         chain = chain_digest(chain, one)
-    true = [RecordedStep(n, 0, count * n, count * n + count, digests[n]) for n in range(12)]
     for turn in range(2500):
         kind, world = KINDS[turn % 4], draw.choice([1, 2, 3, 4, 6, 12])
         steps = [[list(batch) for batch in step] for step in good]
@@ -168,10 +171,9 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
             again = chain_digest(again, one)
         assert again != chain
         if turn < 40:  # and which sample it was
-            recorded = [RecordedStep(n, 0, count * n, count * n + count, found[n]) for n in range(12)]
-            faults = list(check_steps(planned, recorded))
+            faults = list(check_steps(planned, recorded(found)))
             assert tuple(fault.recorded.step for fault in faults) == changed
-            difference = first_difference(recorded, true)
+            difference = first_difference(recorded(found), recorded(digests))
             assert not isinstance(difference, int) and difference.ours[0].step == changed[0]
             if kind in ("lost", "doubled"):
                 named = faults[0].lost if kind == "lost" else faults[0].added

@@ -300,20 +300,6 @@ def test_steps_and_ranks_that_do_not_go_together(leaf_of: Callable[..., Any]) ->
     assert "steps of 6 micro-batches" in str(six)
 
 
-def test_samples_of_a_step_that_is_evened_out(leaf_of: Callable[..., Any]) -> None:
-    """Every second turn is assigned the other way round, which ``samples_at`` knows; from any place in the pass."""
-
-    build = partial(dataset_of, leaf_of(120), micro_batches_per_step=8)
-    with Cluster(build, 2, 0) as ranks, Cluster(build, 2, 0) as others:
-        steps = [ranks.step() for _ in range(20)]
-        for number, batches in enumerate(steps):
-            for loader in (ranks.loaders[0], others.loaders[1]):  # behind the step, and before it
-                planned = loader.samples_at(number, all_ranks=True)
-                for rank, batch in enumerate(batches):
-                    own = [sample.restore_key for sample in planned if sample.rank == rank]
-                    assert own == [tuple(key) for key in batch.sample_ids], (number, rank)
-
-
 def test_a_micro_batch_of_a_step_again_from_its_key(leaf_of: Callable[..., Any]) -> None:
     loader, other = (get_savable_loader(dataset_of(leaf_of(120), micro_batches_per_step=6)) for _ in range(2))
     batches = take(loader, 40)

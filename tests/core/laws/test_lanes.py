@@ -200,10 +200,6 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Any) -> None:
         loader.restore_state_global([states[0], states[1], states[3]])
     with pytest.raises(StateMismatchError, match=r"1 of 4 lanes, and not those of rank 0 of 2: 0, 2"):
         loader.restore_state_rank(states[1])
-    later = _saved(leaf, 4, 4, lanes=4)
-    steps = r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16"
-    with pytest.raises(StateMismatchError, match=steps):
-        loader.restore_state_global([*states[:3], later[3]])
     changed = states[0] | {"cursors": [[0, 8, [1]]]}
     with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 than in state 0"):
         loader.restore_state_global([*states, changed])

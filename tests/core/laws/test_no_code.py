@@ -37,7 +37,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import TEXT_YAML, train_loader, val_loader, write_dataset
+from tests.testing import CRUDE_YAML, TEXT_YAML, train_loader, val_loader, write_dataset
 
 
 class _Bomb:
@@ -174,7 +174,7 @@ def test_yaml_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yaml
 
 
 def test_a_trusted_part_filter_chooses_the_parts(tmp_path: Path) -> None:
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: mine.py:wanted\n"
+    yaml = f"{CRUDE_YAML}part_filter: mine.py:wanted\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x", "bin": b"y"})]}, dataset_yaml=yaml)
     (path / ".nv-meta" / "mine.py").write_text("def wanted(part): return part == 'txt'\n")
     (sample,) = val_loader(path, trust_code=True)

@@ -50,11 +50,7 @@ def test_no_pipeline_differs(root: Path, portion: int) -> None:
 
 
 #: Numbers of batches that content decides.
-DECIDING = [
-    Hooks(yields=True, batch_size=4),
-    Hooks(groups=2, batch_size=4),
-    Hooks(packing=3, batch_size=2),
-]
+DECIDING = [Hooks(yields=True, batch_size=4), Hooks(groups=2, batch_size=4), Hooks(packing=3, batch_size=2)]
 WRAPPED = {
     "limit of repeat": lambda base: Limit((Repeat((base,), None),), 9),
     "limit": lambda base: Limit((base,), 9),

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    SkipSample,
-    get_processing_dataset,
-    get_savable_loader,
-    register_source,
-)
+from energon_lite import BestFit, Capacity, SkipSample, get_processing_dataset, get_savable_loader, register_source
 from energon_lite.errors import FatalSampleError
 from tests.testing import ALONE, Listed, take, train_loader, val_loader
 

@@ -26,6 +26,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 3},
     "single": {"batch_size": None},
     "tokens": {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "bfd", "capacity": 100}},
+    "even tokens": {
+        **{"batch_size": None, "chunk_size": 40, "micro_batches_per_step": 12},
+        "batching": {"strategy": "best_fit", "capacity": 100},
+    },
     "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
 }
 worlds = st.sampled_from([1, 2, 3, 4])
@@ -47,9 +51,9 @@ def loader_of(path: Any, kind: str, rank: int = 0, world: int = 1, skip: Any = (
 # -- which samples --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(32))
 @given(
-    kind=st.sampled_from(["planned", "planned", "single", "tokens"]),
+    kind=st.sampled_from(["planned", "planned", "single", "tokens", "even tokens"]),
     first=worlds,
     second=worlds,
     before=st.integers(0, 9),
@@ -131,7 +135,7 @@ def test_far_out_at_once(leaf_of: Any) -> None:
 # -- passing over ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(19))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     world=st.integers(1, 3),

@@ -18,7 +18,7 @@ from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training, validation
-from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, Tokens, dataset_of, length_of, sequences, tokens_of
+from tests.core.laws.token_data import CAPACITY, QUIET, STRATEGIES, Tokens, dataset_of, length_of, sequences
 from tests.testing import ALONE, alone, same, take, told_of
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
@@ -97,17 +97,6 @@ def test_length_of_passes_and_of_endless_streams(leaf_of: Callable[..., Any], wo
     endless = dataset_of(leaf_of(120), config)
     steps = sum(len(endless.plan.make(0, number)) for number in range(4)) * 120 / (4 * endless.plan.chunk * world)
     assert abs(len(endless) - steps) <= 1.5
-
-
-def test_a_loop_that_was_left_goes_on(leaf_of: Callable[..., Any]) -> None:
-    loader, other = (get_savable_loader(dataset_of(leaf_of(120), repeat=False)) for _ in range(2))
-    whole = tokens_of(list(other))
-    take(loader, 5)
-    state = loader.save_state_rank()
-    assert tokens_of(list(loader)) == whole[5:]
-    loader.restore_state_rank(state)
-    assert tokens_of(list(loader)) == whole[5:]
-    assert tokens_of(list(loader)) != whole  # the next epoch has an order of its own
 
 
 @pytest.mark.parametrize(("samples", "chunk"), [(5, 1024), (50, 4096), (64, 4096), (65, 8192)])

@@ -15,6 +15,7 @@ from energon_lite import ReadAhead
 from energon_lite.storage.prepare import prepare_dataset
 from tests.core.laws.conftest import Cluster
 from tests.core.laws.kinds import training
+from tests.servers import upload
 from tests.testing import blend_of, metadataset, same, take, train_loader, val_loader
 
 
@@ -95,14 +96,11 @@ def test_a_remote_data_set_gives_the_same_batches(
     local = leaf_of(300, "r")
     settings: Any = {"sample_type": "TextSample", "field_map": {"text": "txt"}, "force_overwrite": True}
     prepare_dataset(local, split_parts={"train": ".*", "val": ".*"}, **settings)
-    memory = fsspec.filesystem("memory")
-    for path in local.rglob("*"):
-        if path.is_file():
-            memory.pipe_file(f"/laws/r-300/{path.relative_to(local)}", path.read_bytes())
+    url = upload(local, "laws/r-300")
     try:
-        here, there = (epochs(path, workers, 12) for path in (str(local), "memory://laws/r-300"))
+        here, there = (epochs(path, workers, 12) for path in (str(local), url))
         assert [batch.text for batch in here] == [batch.text for batch in there]
-        with val_loader("memory://laws/r-300", workers, batch_size=7) as loader:
+        with val_loader(url, workers, batch_size=7) as loader:
             assert [text for batch in loader for text in batch.text] == [f"r-{number}" for number in range(300)]
     finally:
-        memory.store.clear()
+        fsspec.filesystem("memory").store.clear()

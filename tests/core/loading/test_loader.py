@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from energon_lite import SavableDataLoader, TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
-from energon_lite.errors import UnknownLengthError, UsageError
+from energon_lite.errors import UsageError
 from energon_lite.loading import recipes
 from tests.testing import ALONE, alone, take, train_loader, val_loader
+
+_train, _val = (partial(loader, batch_size=4) for loader in (train_loader, val_loader))
 
 
 class Where(TaskEncoder):
@@ -47,6 +49,30 @@ def test_worker_types_make_the_same_batches(
     here = {pid == os.getpid() for batch in found for pid in batch["pid"]}
     assert here == {kind in ("thread", "main")}
     assert "one at a time" not in caplog.text  # threads: hooks that draw by their own generator run side by side
+
+
+@pytest.mark.parametrize("method", ["fork", "thread"])
+def test_a_restore_and_a_close_in_the_middle(leaf_of: Callable[..., Path], method: Any) -> None:
+    """The workers end; nothing else changes."""
+
+    def running() -> set[Any]:
+        all_ = [*threading.enumerate(), *multiprocessing.active_children()]
+        return {one for one in all_ if one.name.startswith(("energon-lite-worker", "energon-lite-thread"))}
+
+    others = running()
+    with _train(leaf_of(50)) as alone, _train(leaf_of(50), 2, start_method=method) as loader:
+        expected = [batch.__key__ for batch in take(alone, 12)]
+        found = [batch.__key__ for batch in take(loader, 4)]
+        state = loader.save_state_rank()
+        take(loader, 5)
+        assert len(running() - others) == 2
+        loader.restore_state_rank(state)
+        found += [batch.__key__ for batch in take(loader, 4)]
+        loader.close()
+        loader.close()
+        assert not running() - others
+        found += [batch.__key__ for batch in take(loader, 4)]
+    assert found == expected
 
 
 def test_shutdown_ends_the_workers_and_a_chain_restores(leaf_of: Callable[..., Path]) -> None:
@@ -113,24 +139,11 @@ def test_workers_of_a_daemon(leaf_of: Callable[..., Path], kind: str) -> None:
     assert found[0] == found[1] and process.exitcode == 0
 
 
-_train, _val = (partial(loader, batch_size=4) for loader in (train_loader, val_loader))
-
-
 def test_the_length_is_that_of_a_loop(leaf_of: Any) -> None:
     assert len(_train(leaf_of(30), virtual_epoch_length=7)) == 7
     assert len(_train(leaf_of(30))) == 8  # an endless stream: as long as its data
     validation = _val(leaf_of(30))
     assert len(validation) == len(list(validation)) == 8
-
-
-def test_a_length_that_nobody_knows(leaf_of: Any) -> None:
-    class Twice(TaskEncoder):
-        def encode_sample(self, sample: Any) -> Iterator[Any]:
-            yield sample
-            yield sample
-
-    with pytest.raises(UnknownLengthError, match="unknown until the hooks have run"):
-        len(_train(leaf_of(30), task_encoder=Twice()))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError, UsageError
-from tests.testing import take, train_loader, val_loader
+from tests.testing import examples, take, train_loader, val_loader
 
 Leaf = Callable[..., Path]
 KINDS = [(0, "fork"), (2, "thread"), (2, "fork")]
@@ -92,27 +92,19 @@ def test_threads_with_a_lock_share_an_epoch(leaf_of: Leaf, workers: int, start_m
         assert errors == [] and sorted(found) == sorted(f"a-{number}" for number in range(60))
 
 
-@given(turns=st.lists(st.integers(0, 3), max_size=20))
-def test_threads_in_turn_go_on_where_the_one_before_was(leaf_of: Leaf, turns: list[int]) -> None:
-    """As when a prefetcher's thread ends, and another one takes over; also one that fails."""
+@settings(max_examples=examples(65))
+@given(turns=st.lists(st.integers(0, 3), max_size=20), workers=st.sampled_from([0, 0, 0, 2]))
+def test_threads_in_turn_go_on_where_the_one_before_was(leaf_of: Leaf, turns: list[int], workers: int) -> None:
+    """As when a prefetcher's thread ends, and another one takes over. Workers outlive the thread that started them."""
     expected = keys(loader_of(leaf_of(400)), 100)
-    loader = loader_of(leaf_of(400))
-    batches: Iterator[Any] = iter(loader)
-    got: list[str] = []
-    for turn in turns:
-        found, errors = at_once(1, lambda turn=turn: keys(batches if turn % 2 else loader, turn))  # type: ignore[misc]
-        got += found
-        assert errors == []
-    assert got == expected[: len(got)]
-
-
-def test_workers_outlive_the_thread_that_started_them(leaf_of: Leaf) -> None:
-    expected = keys(loader_of(leaf_of(400)), 80)
-    with loader_of(leaf_of(400), 2) as loader:
-        batches = iter(loader)
-        found, errors = at_once(1, lambda: keys(batches, 5))
-        assert errors == [] and found + keys(batches, 75) == expected
-        assert loader.stats()["worker_deaths"] == 0
+    with loader_of(leaf_of(400), workers) as loader:
+        batches: Iterator[Any] = iter(loader)
+        got: list[str] = []
+        for turn in turns:
+            found, errors = at_once(1, lambda turn=turn: keys(batches if turn % 2 else loader, turn))  # type: ignore[misc]
+            got += found
+            assert errors == []
+        assert got == expected[: len(got)] and loader.stats()["worker_deaths"] == 0
 
 
 class Fails(TaskEncoder):

@@ -92,14 +92,7 @@ def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
 )
 @pytest.mark.slow
 def test_a_blend_within_few_open_files(leaves: int, index: str, start_method: str, tmp_path: Path) -> None:
-    found = _run(
-        _blend(
-            tmp_path,
-            leaves,
-        ),
-        index,
-        start_method,
-    )
+    found = _run(_blend(tmp_path, leaves), index, start_method)
     assert found["leaves"] == leaves and len(found["files"]) == 1 + WORKERS
     assert max(found["files"]) < FILES // 2, "there is little room for anything else"
     assert found["start"] < 3, "a worker opens leaves before it needs them"  # importing torch takes most of it

@@ -51,19 +51,6 @@ def test_each_stream_is_walked_in_order_without_gap(weights: list[float], key: i
         assert np.array_equal(position[leaf == number], np.arange(np.count_nonzero(leaf == number)))
 
 
-@given(weights=weights_lists, data=st.data())
-def test_random_access(weights: list[float], data: st.DataObject) -> None:
-    """Any positions, in any order, by a fresh blend or by a used one: the same."""
-    start = data.draw(st.integers(0, 2**50 - 4)) * BLOCK
-    wanted = np.array(data.draw(st.lists(st.integers(start, start + 3 * BLOCK), min_size=1, max_size=30)))
-    used = Blend(weights, key=4)
-    leaf, position = used.lookup(np.arange(start, start + 3 * BLOCK + 1))
-    for blend in (used, Blend(weights, key=4)):
-        again = blend.lookup(wanted)
-        assert again[0].tolist() == leaf[wanted - start].tolist()
-        assert again[1].tolist() == position[wanted - start].tolist()
-
-
 def test_spread_evenly_inside_a_block() -> None:
     """Any stretch of a block has about its share of each leaf: no clumps."""
     leaf, _ = Blend([3, 1], key=5).lookup(np.arange(BLOCK))
@@ -84,16 +71,11 @@ def test_positions_end_somewhere() -> None:
         Blend([1, 2], key=0).lookup(np.array([2**62]))
 
 
-def test_only_ratios_count() -> None:
-    positions = np.arange(2 * BLOCK)
-    one, other = Blend([0.75, 0.25], key=6).lookup(positions), Blend([3, 1], key=6).lookup(positions)
-    assert np.array_equal(one[0], other[0])
-
-
-def test_shares_sum_to_the_whole() -> None:
+def test_shares_sum_to_the_whole_and_only_ratios_count() -> None:
     assert int(integer_shares([0.1, 0.2, 0.7]).sum()) == 1 << 62
     assert int(integer_shares([1e-300, 1.0]).sum()) == 1 << 62
     assert integer_shares([1, 1]).tolist() == integer_shares(np.float32([2, 2])).tolist() == [1 << 61, 1 << 61]
+    assert integer_shares([0.75, 0.25]).tolist() == integer_shares([3, 1]).tolist()
 
 
 @pytest.mark.parametrize("weights", [[], [1, 0], [1, -2], [float("nan")], [1, float("inf")]])
@@ -133,31 +115,6 @@ def test_repetitions_are_exact_over_epochs(leaves: list[tuple[int, float]], epoc
         mine = position[leaf == number]
         assert np.array_equal(mine, np.arange(len(mine)))  # in order, without gap
         assert len(mine) == int(epochs * length * Fraction(str(repetition)))
-
-
-def test_one_and_a_half_times_a_hundred() -> None:
-    blend = EpochBlend([100, 10], [1.5, 1], key=0)
-    leaf, position = blend.lookup(np.arange(320))
-    assert np.bincount(leaf[:160]).tolist() == np.bincount(leaf[160:]).tolist() == [150, 10]
-    assert np.bincount(position[leaf == 0] % 100).tolist() == [3] * 100
-
-
-@given(leaves=repeated, data=st.data())
-def test_random_access_to_epochs(leaves: list[tuple[int, float]], data: st.DataObject) -> None:
-    lengths, repetitions = zip(*leaves, strict=True)
-    if sum(length * repetition for length, repetition in leaves) < 1:
-        return
-    used, fresh = (EpochBlend(lengths, repetitions, key=7) for _ in range(2))
-    start, stop = used.bounds(data.draw(st.integers(0, 10**9)))
-    everything = used.lookup(np.arange(start, stop))
-    wanted = (
-        np.array(data.draw(st.lists(st.integers(start, stop - 1), min_size=1, max_size=20))) if stop > start else None
-    )
-    if wanted is None:
-        return
-    found = fresh.lookup(wanted)
-    assert found[0].tolist() == everything[0][wanted - start].tolist()
-    assert found[1].tolist() == everything[1][wanted - start].tolist()
 
 
 def test_an_epoch_is_mixed_evenly() -> None:

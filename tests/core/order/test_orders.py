@@ -10,22 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import energon_lite
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain
-from energon_lite.order.orders import BlendOrder, ConcatOrder
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder
 from energon_lite.order.shuffle import LeafOrder
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=6))
-def test_concatenation_is_one_leaf_after_the_other(lengths: list[int]) -> None:
-    order = ConcatOrder(lengths)
-    assert order.bounds(0) == order.bounds(5) == (0, sum(lengths))
-    expected = [(leaf, index, 0) for leaf, length in enumerate(lengths) for index in range(length)]
-    assert order.lookup(np.arange(sum(lengths))).rows() == expected
+from tests.testing import examples
 
 
 @given(
@@ -52,24 +45,30 @@ def test_one_leaf_needs_no_blend() -> None:
     assert BlendOrder([LeafOrder(4, key=1)], [0.3], key=0).bounds(0) is None
 
 
-@given(data=st.data(), copies=st.sampled_from([1, 2]))
-def test_any_requests_give_the_same(data: st.DataObject, copies: int) -> None:
-    """What earlier requests left behind (blocks, halves, keys of epochs) never shows: tables, both kinds of networks,
-    and a leaf that is in several epochs within one request."""
+@settings(max_examples=examples(75))
+@given(data=st.data(), copies=st.sampled_from([1, 2]), repeats=st.booleans())
+def test_any_requests_give_the_same(data: st.DataObject, copies: int, repeats: bool) -> None:
+    """What earlier requests left behind (blocks, halves, keys of epochs, epochs) never shows: blends by weight and by
+    repetitions, tables, both kinds of networks, and a leaf that is in several epochs within one request."""
+
+    def order() -> BlendOrder | EpochBlendOrder:
+        if repeats:  # epochs of 17,361 positions
+            return EpochBlendOrder(leaves, [3, 1, 5, 0.1, 1e-6, 1e-15], key=9)
+        return BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9)
+
     leaves = [LeafOrder(length, key, copies) for key, length in enumerate((3, 700, 1500, 70_000, 10**9, 2**60))]
     start = data.draw(st.integers(0, 2**40))
     requests = data.draw(st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 9_000)), min_size=1, max_size=6))
-    used = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9)
+    used = order()
     for offset, length in requests:
         positions = start + offset + np.arange(length)
         if data.draw(st.booleans()):
             positions = np.random.default_rng(length).permutation(positions)
-        fresh = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9)
-        found, again = used.lookup(positions), fresh.lookup(positions)
+        found, again = used.lookup(positions), order().lookup(positions)
         for column, expected in zip(found.columns(), again.columns(), strict=True):
             assert np.array_equal(column, expected)
         for place in range(0, length, 997):  # each position by itself
-            one = BlendOrder(leaves, [3, 1, 5, 1, 1, 1], key=9).lookup(positions[place : place + 1])
+            one = order().lookup(positions[place : place + 1])
             assert (one.leaf[0], one.index[0], one.epoch[0]) == found.rows()[place]
 
 

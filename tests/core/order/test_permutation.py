@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from energon_lite.order import permutation
 from energon_lite.order.hashing import hash_ints, hash_text, mix64, mix64_array
-from energon_lite.order.permutation import (
-    permute_array,
-    rounds_of_each,
-    unpermute_array,
-)
+from energon_lite.order.permutation import permute_array, rounds_of_each, unpermute_array
 
 keys = st.integers(0, 2**64 - 1)
 sizes = st.one_of(st.integers(1, 200), st.integers(1, 200_000), st.integers(1, 2**62))

@@ -61,13 +61,6 @@ def test_far_out_too_and_at_random(recipe: Any, position: int, span: int) -> Non
     assert counts.tolist() == np.bincount([row[0] for row in one_by_one], minlength=len(leaves)).tolist()
 
 
-@given(recipe=recipes(), position=st.integers(0, 20_000))
-def test_counts_before_are_what_is_shown_before(recipe: Any, position: int) -> None:
-    leaves, order = recipe
-    found = order.lookup(np.arange(position)).leaf
-    assert order.counts_before(position).tolist() == np.bincount(found, minlength=len(leaves)).tolist()
-
-
 def test_shares_are_those_of_the_new_blend() -> None:
     order = BlendOrder([leaf_order(2), leaf_order(4)], [3.0, 1.0], key=1).rebased(Rebase(10_001, (5000, 0)))
     assert order.counts_before(10_001 + 4096).tolist() == [5000 + 3072, 1024]

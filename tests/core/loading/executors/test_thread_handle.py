@@ -16,26 +16,9 @@ import pytest
 from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors.transport import WakingChannel
-from tests.testing import in_time, take, told_of, train_loader, until
+from tests.testing import in_time, told_of, train_loader, until
 
 _loader = partial(train_loader, batch_size=4, start_method="thread")
-
-
-def test_a_restore_and_a_close_in_the_middle(leaf_of: Any) -> None:
-    others = threading.enumerate()
-    with _loader(leaf_of(50), 0) as alone, _loader(leaf_of(50), 2) as threads:
-        expected = [batch.__key__ for batch in take(alone, 12)]
-        found = [batch.__key__ for batch in take(threads, 4)]
-        state = threads.save_state_rank()
-        take(threads, 5)
-        threads.restore_state_rank(state)
-        found += [batch.__key__ for batch in take(threads, 4)]
-        threads.close()
-        threads.close()
-        left = set(threading.enumerate()).difference(others)
-        assert not [one for one in left if one.name.startswith("energon-lite-thread")]
-        found += [batch.__key__ for batch in take(threads, 4)]
-    assert found == expected
 
 
 class Held(TaskEncoder):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, TextSample
@@ -74,16 +74,13 @@ def test_what_arrives_can_be_written_to() -> None:
     ),
     st.lists(st.integers(0, 300), max_size=5),
 )
+@example(TextSample(__key__="k", __restore_key__=("sample", 0, 1, 2, 0), text="x"), [2_000_000])
+@example([], [number % 7 for number in range(3000)])
 def test_any_structure(value: Any, sizes: list[int]) -> None:
     tensors = [torch.arange(size, dtype=torch.int16) for size in sizes]
     again, tensors_again = through_a_pipe((value, tensors))
     assert again == value
     assert all(map(torch.equal, tensors, tensors_again))
-
-
-def test_thousands_of_tensors() -> None:
-    tensors = [torch.full((number % 7,), number) for number in range(3000)]
-    assert all(map(torch.equal, through_a_pipe(tensors), tensors))
 
 
 def test_the_other_side_is_gone() -> None:
@@ -96,12 +93,6 @@ def test_the_other_side_is_gone() -> None:
     theirs.close()
     with pytest.raises(EOFError):
         received(ours)
-
-
-def test_samples_and_big_messages_through_a_pipe() -> None:
-    sample, big = TextSample(__key__="k", __restore_key__=("sample", 0, 1, 2, 0), text="x"), torch.arange(2_000_000)
-    again, tensor = through_a_pipe((sample, big))
-    assert again == sample and torch.equal(tensor, big)
 
 
 class Pair:

@@ -16,7 +16,7 @@ import pytest
 from energon_lite import BestFit, Capacity, Cooker, CrudeSample, SkipSample, SourceInfo, TaskEncoder, stateless
 from energon_lite.errors import FatalSampleError
 from energon_lite.loading.makers import hook_errors
-from tests.testing import TEXT_YAML, take, train_loader, val_loader, write_dataset
+from tests.testing import CRUDE_YAML, take, train_loader, val_loader, write_dataset
 
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {
@@ -81,47 +81,25 @@ def test_errors_name_samples() -> None:
     assert str(FatalSampleError.from_sample(5, "why")) == "sample int failed: why"
 
 
-class Forgets(Base):
-    def encode_sample(self, sample: Any) -> Any:
-        {"text": sample.text}  # noqa: B018
-
-
-class YieldsNothing(Base):
-    def preencode_sample(self, sample: Any) -> Iterator[Any]:
-        yield
-
-
 def _cooks_nothing(sample: Any) -> Any:
     pass
 
 
-class Cooks(Base):
-    cookers = [Cooker(_cooks_nothing)]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "encoder, kind, function, what",
-    [
-        (Forgets(), "tokens", Forgets.encode_sample, "encode_sample returned None"),
-        (YieldsNothing(), "lanes", YieldsNothing.preencode_sample, "preencode_sample yielded None"),
-        (Cooks(), "planned", _cooks_nothing, "_cooks_nothing returned None, in cook_crude_sample"),
-    ],
-)
-def test_a_hook_that_returns_nothing_is_an_error(
-    tmp_path: Path, encoder: TaskEncoder, kind: str, function: Any, what: str, workers: int
-) -> None:
-    yaml = "__module__: megatron.energon\n__class__: CrudeWebdataset\n" if encoder.cookers else TEXT_YAML
-    samples = [(str(number), {"txt": b"x"}) for number in range(20)]
-    path = write_dataset(tmp_path / "data", {"a.tar": samples}, dataset_yaml=yaml)
-    text = str(_end(_loader(path, encoder, workers, **KINDS[kind])))
-    assert what in text and f"{__file__}:{function.__code__.co_firstlineno}" in text
-    assert ("did you forget `yield" if "yielded" in what else "did you forget `return") in text
+def test_a_cooker_that_returns_nothing_is_an_error(tmp_path: Path, workers: int) -> None:
+    class Cooks(TaskEncoder):
+        cookers = [Cooker(_cooks_nothing)]
+
+    path = write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]}, dataset_yaml=CRUDE_YAML)
+    text = str(_end(_loader(path, Cooks(), workers)))
+    assert "_cooks_nothing returned None, in cook_crude_sample" in text and "did you forget `return" in text
+    assert f"{__file__}:{_cooks_nothing.__code__.co_firstlineno}" in text
 
 
 @pytest.mark.parametrize(
     ("make", "what"),
     [
+        (lambda: None, "encode_sample yielded None(?s:.*)did you forget `yield"),
         (
             lambda: (part for part in "ab"),
             "encode_sample yielded a generator\n  where: .*\n  fix:   write `yield from`",

@@ -206,21 +206,17 @@ def test_bytes_are_those_that_the_loaders_own_jobs_have_read(
     assert least * delivered <= read <= most * delivered
 
 
-def test_many_skips_are_a_filter_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_skips_are_a_filter_which_is_said_once_and_few_are_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    report, skip = Report(100), Failure("leaf", "key", "encode_sample", "too long", skipped=True)
+    report, few, skip = Report(100), Report(100), Failure("leaf", "key", "encode_sample", "too long", skipped=True)
+    for step in range(2000):
+        few.add([skip if step % 10 == 9 else None])
+    assert "filter" not in caplog.text and few.skipped == 200
     for step in range(2000):
         report.add([skip if step % 5 == 0 else None])
         assert ("this is a filter" in caplog.text) == (step >= 1000)  # the first skip after so many samples
     assert caplog.text.count("this is a filter") == 1
     assert "energon-lite measure PATH --task-encoder" in caplog.text and "use_measured_skips=True" in caplog.text
-
-
-def test_few_skips_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    report, skip = Report(100), Failure("leaf", "key", "encode_sample", "too long", skipped=True)
-    for step in range(2000):
-        report.add([skip if step % 10 == 9 else None])
-    assert "filter" not in caplog.text and report.skipped == 200
 
 
 def test_reasons_that_differ_in_numbers_and_keys_are_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,13 +21,8 @@ from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.part_columns import measure_parts
 from energon_lite.storage.files.shard_store import Range, ShardStore
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.tables_by_hand import npy
 from tests.testing import write_dataset
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def npz(**arrays: Any) -> bytes:

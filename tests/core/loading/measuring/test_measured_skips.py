@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +107,6 @@ def test_a_subset_counts_the_skipped_ones(data: Path) -> None:
     # Of 4 5 6 (7) 0 1 2 3 the subset takes 6 (7) 0 1 2, whether or not some of these are skipped.
     source = train(metadataset({"path": str(data), "subset": {"range": [2, 7]}})).leaves[0].source
     assert [source.key(number) for number in range(len(source))] == ["01"]
-
-
-def test_workers_and_ranks(data: Path) -> None:
-    measured(data, Odd())
-    counts: Counter[int] = Counter()
-    for rank in range(2):
-        place = {"rank": rank, "world_size": 2, "num_workers": 1}
-        with loader_of(data, use_measured_skips=True, virtual_epoch_length=30, **place) as loader:
-            counts.update(numbers(loader))
-    assert set(counts) == {1, 3} and sum(counts.values()) == 60
 
 
 def test_a_copy_in_another_process(data: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError, UsageError
-from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.iterators.dataset import Identity
 from energon_lite.loading.iterators.state import CursorFields, make_state
 from energon_lite.loading.saved_states import SUFFIXES, merged, read_state_files, redistributed, write_state_file
@@ -213,11 +212,3 @@ def test_dealt_and_merged_again(lanes: int, position: int, data: st.DataObject) 
         if world > 1:
             with pytest.raises(StateMismatchError, match="lanes are in none of"):
                 merged(own[1:])
-
-
-def test_a_rebased_state_and_one_that_is_not_do_not_mix(leaf_of: Callable[..., Path]) -> None:
-    loader = train_loader(leaf_of(7), batch_size=2)
-    state = (loader.save_state_rank() or {}) | {"position": 4}
-    rebased, _ = rebase_state(state, loader.dataset, loader.dataset)
-    with pytest.raises(StateMismatchError, match="rebase"):
-        merged([state, rebased])
