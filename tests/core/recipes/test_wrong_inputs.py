@@ -32,7 +32,7 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading import recipes
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, train_loader, val_loader
 
 Spoil = Callable[[Path], Any]
 
@@ -225,10 +225,7 @@ def test_a_call_that_cannot_work(images: Path, case: str) -> None:
 def test_broken_samples_are_skipped_counted_and_reported(
     images: Path, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        get_loader(get_val_dataset(images, batch_size=4, worker_config=alone(workers))) as loader,
-    ):
+    with caplog.at_level(logging.WARNING), val_loader(images, workers, batch_size=4) as loader:
         keys = [key for batch in loader for key in batch.__key__]
         stats = loader.stats()
     assert keys == [str(number) for number in range(12) if number not in (5, 8)]
@@ -301,7 +298,6 @@ def test_tracebacks_of_a_data_set(leaf_of: Any, tmp_path: Path) -> None:
 
 
 def test_tracebacks_of_a_state(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=ALONE)
-    with get_savable_loader(dataset) as loader, pytest.raises(EnergonLiteError) as caught:
+    with train_loader(leaf_of(9, "t"), batch_size=2) as loader, pytest.raises(EnergonLiteError) as caught:
         loader.restore_state_rank({"version": "none"})
     assert _own(caught.value) == 1

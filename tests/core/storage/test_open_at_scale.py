@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
 from energon_lite.storage.files.array_file import ALIGN, BLOCK
 from energon_lite.storage.index.column_file import column_path, write_column_file
@@ -31,7 +30,7 @@ from energon_lite.storage.tar_scan import scan_shard
 from tests.core.storage.memory_work import LENGTHS, look_up, open_huge, read_everything, use_huge
 from tests.core.storage.test_packed_index import scan_of
 from tests.private_memory import private_growth
-from tests.testing import ALONE, in_time
+from tests.testing import in_time, train_loader
 
 on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 SCRIPT = Path(__file__).parents[3] / "tools/bench/open_at_scale.py"
@@ -53,10 +52,7 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(os, "stat", noting(os.stat, stats))
         patch.setattr(builtins, "open", noting(builtins.open, names))
         patch.setattr(os, "open", noting(os.open, names))
-        dataset = get_train_dataset(
-            folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ALONE
-        )
-        with get_savable_loader(dataset) as loader:
+        with train_loader(folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None) as loader:
             next(iter(loader))
     assert sum(name.endswith(".tar") for name in stats) <= 1000
     return names

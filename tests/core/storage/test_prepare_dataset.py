@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from energon_lite.errors import (
     ConfigError,
@@ -26,14 +25,10 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
+from tests.prepare_by_command import document, written
 from tests.testing import Parts, write_tar
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
-
-
-def meta(folder: Path) -> set[str]:
-    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
-    return {path.name for path in (folder / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
 
 
 def test_writes_everything(ten: Path) -> None:
@@ -41,13 +36,13 @@ def test_writes_everything(ten: Path) -> None:
     assert (report.shards, report.samples, report.parts) == (3, 10, {"txt": 10, "cls": 10})
     assert report.splits == {"train": (1, 4), "val": (1, 3), "test": (1, 3)} and report.warnings == ()
     names = {".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"}
-    assert meta(ten) == names == {os.path.basename(path) for path in report.written}
+    assert written(ten) == names == {os.path.basename(path) for path in report.written}
     assert read_info(str(ten)) == {"a.tar": 4, "b.tar": 3, "sub/c.tar": 3}
-    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text()) == {
+    assert document(ten, "split.yaml") == {
         "split_parts": {"train": ["a.tar"], "val": ["b.tar"], "test": ["sub/c.tar"]},
         "exclude": [],
     }
-    assert yaml.safe_load((ten / ".nv-meta/dataset.yaml").read_text()) == {
+    assert document(ten) == {
         "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
         "field_map": {"text": "txt"},
     }
@@ -126,7 +121,7 @@ def test_mistakes_are_found_before_anything_is_written(
 ) -> None:
     with pytest.raises((ConfigError, UsageError), match=message):
         prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
-    assert meta(ten) == set()
+    assert written(ten) == set()
 
 
 def test_broken_samples_do_not_speak_against_a_map(make_tar: Callable[..., Path], tmp_path: Path) -> None:
@@ -163,7 +158,7 @@ def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
     prepare_dataset(ten, split_ratio="1,0,0")
     (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: [a.tar]}\nexclude: [a.tar/0]\n")
     report = prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
-    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"] == ["a.tar/0"]
+    assert document(ten, "split.yaml")["exclude"] == ["a.tar/0"]
     assert "kept 1 exclusion of" in report.warnings[-1]
 
 
@@ -244,8 +239,7 @@ def test_an_earlier_list_of_splits_that_cannot_be_read(ten: Path, text: bytes) -
     (ten / ".nv-meta/split.yaml").write_bytes(text)
     report = prepare_dataset(ten, split_ratio="1,0,0")
     assert report.samples == 10
-    kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
-    assert kept == (["a.tar"] if b"a.tar" in text else [])
+    assert document(ten, "split.yaml")["exclude"] == (["a.tar"] if b"a.tar" in text else [])
     assert any("earlier preparation cannot be read, and are gone" in warning for warning in report.warnings)
 
 

@@ -192,14 +192,10 @@ def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> No
 
 
 def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
-    shards = []
-    for number in range(5):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(bytes([number]) * 600 + b"end")
-        shards.append((str(path), ShardIdentity(603, head_checksum(path.read_bytes()[:512]))))
+    shards = [shard(tmp_path / f"{number}.tar", bytes([number]) * 600 + b"end") for number in range(5)]
     store = ShardStore(capacity=2)
     wanted = [(shards[number % 5], 100 * number % 601, number % 3) for number in range(40)]
-    assert store.fetch(wanted) == [store.read(*shard, offset, size) for shard, offset, size in wanted]
+    assert store.fetch(wanted) == [store.read(*one, offset, size) for one, offset, size in wanted]
     assert len(store) == 2
     with pytest.raises(ShardChangedError):  # it was cut short while it was open
         os.truncate(shards[0][0], 601)
