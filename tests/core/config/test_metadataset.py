@@ -138,53 +138,10 @@ def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Pa
 # ------------------------------------------------------------------------------------- repetitions, subsets, the trail
 
 
-def test_repetitions_out_of_range(write: Callable[..., Path]) -> None:
-    write("splits: {a: {blend_epochized: [{path: digits, repetitions: 1.0e+300}]}}\n", "in.yaml")
-    for number in ("1.0e+300", "1.0e-320"):
-        path = write(
-            "splits:\n  train:\n    blend_epochized:\n"
-            f"    - {{path: in.yaml, split_part: a, repetitions: {number}}}\n"
-            f"    - {{path: prose, repetitions: {number}}}\n"
-        )
-        with pytest.raises(ConfigError, match="multiplied along the path, are out of range"):
-            load_metadataset(path, split_part="train")
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner", "names"),
-    [
-        ("blend", "blend_epochized: [{path: digits}]", ("blend_epochized", "blend")),
-        ("blend_epochized", "blend: [{path: digits}]", ("blend", "blend_epochized")),
-        ("blend_epochized", "datasets: [{path: digits}]", ("datasets", "blend_epochized")),
-    ],
-)
-def test_weights_and_repetitions_do_not_mix(
-    outer: str, inner: str, names: tuple[str, str], write: Callable[..., Path]
-) -> None:
-    nested = write(f"splits:\n  train:\n    {inner}\n", "in.yaml")
-    write("splits: {train: {path: in.yaml}}\n", "mid.yaml")
-    top = write(f"splits:\n  train:\n    {outer}:\n    - path: digits\n    - path: mid.yaml\n")
-    with pytest.raises(ConfigError, match="do not go together in one tree") as caught:
-        load_metadataset(top, split_part="train")
-    error = caught.value
-    assert (error.file, error.line, error.column) == (str(nested), 3, 5)
-    assert f"{names[0]!r} inside of {names[1]!r}, defined at {top}:4" in str(error)
-
-
 def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None:
     write("splits: {train: {datasets: [{path: digits}]}}\n", "in.yaml")
     top = write("splits:\n  train: {path: in.yaml, subset: {range: [50%, 100%]}}\n")
     assert load_metadataset(top, split_part="train")[0].subset == Subset(Fraction(1, 2), Fraction(1))
-
-
-@pytest.mark.parametrize("range_", ["[0, 10]", "[3, end]"])
-def test_sample_numbers_above_a_metadataset(range_: str, write: Callable[..., Path]) -> None:
-    write("splits: {train: {path: digits}}\n", "in.yaml")
-    top = write(f"splits:\n  train:\n    path: in.yaml\n    subset: {{range: {range_}}}\n")
-    with pytest.raises(ConfigError, match="in which they count, but this is a metadataset") as caught:
-        load_metadataset(top, split_part="train")
-    assert (caught.value.line, caught.value.column, caught.value.at) == (4, 5, "splits.train.subset")
-    assert caught.value.found == f"the range {range_}"
 
 
 def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
@@ -202,10 +159,6 @@ def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
 def test_weights_of_any_size(write: Callable[..., Path]) -> None:
     path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1.0e308}]}}\n")
     assert [leaf.weight for leaf in load_metadataset(path, split_part="train")] == [0.5, 0.5]
-    path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1e-308}]}}\n")
-    with pytest.raises(ConfigError, match="too small compared with the others") as caught:
-        load_metadataset(path, split_part="train")
-    assert caught.value.at == "splits.train.blend[1]"
 
 
 # -------------------------------------------------------------------------------------------------- dicts and paths
@@ -255,31 +208,6 @@ def test_a_folder_with_such_a_name_is_none(tmp_path: Path) -> None:
 def test_what_is_no_document(name: str, message: str, room: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         load_metadataset(name if "://" in name else room / name, split_part="train")
-
-
-# ------------------------------------------------------------------------------------------ mistakes in nested ones
-
-
-def test_a_split_that_a_nested_document_lacks_names_both(write: Callable[..., Path]) -> None:
-    inner = write("splits:\n  test: {path: digits}\n", "in.yaml")
-    outer = write("splits:\n  train:\n    path: in.yaml\n    split_part: tset\n")
-    with pytest.raises(ConfigError) as caught:
-        load_metadataset(outer, split_part="train")
-    error = caught.value
-    assert (error.file, error.line, error.at) == (str(inner), 2, "splits")
-    assert f"no split 'tset', which {outer}:3 asks for" in str(error)
-    assert error.fix == "did you mean 'test'?"
-
-
-def test_a_long_circle_is_drawn(write: Callable[..., Path]) -> None:
-    write("splits: {train: {path: b.yaml, split_part: x}}\n", "a.yaml")
-    write("splits: {x: {path: c.yaml}}\n", "b.yaml")
-    write("splits: {x: {path: b.yaml}}\n", "c.yaml")
-    start = write("splits: {train: {path: a.yaml}}\n")
-    with pytest.raises(ConfigError, match="in a circle") as caught:
-        load_metadataset(start, split_part="train")
-    assert caught.value.found == "b.yaml (x) -> c.yaml (x) -> b.yaml (x)"
-    assert Path(caught.value.file or "").name == "c.yaml"
 
 
 def test_a_thousand_leaves_load_quickly(write: Callable[..., Path], room: Path) -> None:
@@ -354,27 +282,31 @@ def write_tree(
     return f"{name}.yaml"
 
 
-@given(trees(st.integers(1, 1000) | st.floats(1e-3, 1e3), 20))
-def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
+def loaded(tree: Any, key: str) -> tuple[tuple[LeafSpec, ...], list[tuple[str, Fraction]]]:
+    """The leaves of a tree, which are the same if the top is given as a dict; and those that it should have."""
     with TemporaryDirectory() as folder:
         expected: list[tuple[str, Fraction]] = []
-        top = write_tree(tree, Path(folder), "weight", expected, Fraction(1), "top")
-        leaves = load_metadataset(Path(folder, top), split_part="train")
-        document = yaml.safe_load(Path(folder, top).read_text())
-        for entry in document["splits"]["train"]["blend"]:
+        top = Path(folder, write_tree(tree, Path(folder), key, expected, Fraction(1), "top"))
+        leaves = load_metadataset(top, split_part="train")
+        document = yaml.safe_load(top.read_text())
+        for entry in document["splits"]["train"]["blend" if key == "weight" else "blend_epochized"]:
             entry["path"] = Path(folder, entry["path"])
         given_as_dict = load_metadataset(document, split_part="train")
+    for leaf, other in zip(leaves, given_as_dict, strict=True):
+        assert (leaf.path, leaf.weight, leaf.repetitions) == (other.path, other.weight, other.repetitions)
     assert [leaf.path for leaf in leaves] == [path for path, _ in expected]
+    return leaves, expected
+
+
+@given(trees(st.integers(1, 1000) | st.floats(1e-3, 1e3), 20))
+def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
+    leaves, expected = loaded(tree, "weight")
     assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0, rel=1e-12)
     for leaf, (_, share) in zip(leaves, expected, strict=True):
         assert leaf.weight == pytest.approx(float(share), rel=1e-12)
-    assert [(leaf.path, leaf.weight) for leaf in given_as_dict] == [(leaf.path, leaf.weight) for leaf in leaves]
 
 
 @given(trees(st.integers(1, 9) | st.integers(1, 99).map(lambda n: n / 10), 12))
 def test_repetitions_multiply_along_the_path(tree: Any) -> None:
-    with TemporaryDirectory() as folder:
-        expected: list[tuple[str, Fraction]] = []
-        top = write_tree(tree, Path(folder), "repetitions", expected, Fraction(1), "top")
-        leaves = load_metadataset(Path(folder, top), split_part="train")
+    leaves, expected = loaded(tree, "repetitions")
     assert [leaf.repetitions for leaf in leaves] == [float(product) for _, product in expected]
