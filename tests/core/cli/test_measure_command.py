@@ -48,6 +48,15 @@ class Needs(Words):
 
 class Texts(TaskEncoder):
     pass
+
+class Numbers(TaskEncoder):
+    def encode_sample(self, sample):
+        number = int(sample.text) + 100 * sample.__subflavors__.get("plus", 0)
+        return {"tokens": [0] * number}
+
+    def sample_costs(self, encoded):
+        number = len(encoded["tokens"])
+        return {"twice": 2 * number, "pieces": [number, number]}
 """
 
 
@@ -253,19 +262,7 @@ def test_parts_that_cannot_be_measured(data: Path, arguments: list[str], message
 
 # -- splits
 
-ENCODER_OF_SPLITS = """
-from energon_lite import TaskEncoder
-
-class Words(TaskEncoder):
-    def encode_sample(self, sample):
-        number = int(sample.text) + 100 * sample.__subflavors__.get("plus", 0)
-        return {"tokens": [0] * number}
-
-    def sample_costs(self, encoded):
-        number = len(encoded["tokens"])
-        return {"twice": 2 * number, "pieces": [number, number]}
-"""
-ENCODED = ("--task-encoder", "words_here:Words")
+ENCODED = ("--task-encoder", "encoders_here:Numbers")
 SPLITS = {"train": ["0.tar", "1.tar"], "val": ["2.tar"], "test": ["3.tar"]}
 
 
@@ -275,7 +272,7 @@ def numbers(shards: Sequence[int], plus: int = 0) -> list[int]:
 
 @pytest.fixture
 def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path]:
-    (here / "words_here.py").write_text(ENCODER_OF_SPLITS)
+    (here / "encoders_here.py").write_text(ENCODER)
 
     def write(name: str) -> Path:
         shards = {f"{s}.tar": [(f"{n}", {"txt": str(n).encode()}) for n in numbers([s])] for s in range(4)}

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config.leaf_spec import LeafSpec, Step, Subset
+from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.errors import ConfigError
 
@@ -142,18 +142,6 @@ def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None
     write("splits: {train: {datasets: [{path: digits}]}}\n", "in.yaml")
     top = write("splits:\n  train: {path: in.yaml, subset: {range: [50%, 100%]}}\n")
     assert load_metadataset(top, split_part="train")[0].subset == Subset(Fraction(1, 2), Fraction(1))
-
-
-def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
-    inner = write("splits: {all: {blend: [{path: digits}, {path: prose}]}}\n", "in.yaml")
-    mid = write("splits:\n  train:\n    path: in.yaml\n    split_part: all\n", "mid.yaml")
-    top = write("splits: {train: {blend: [{path: mid.yaml}, {path: digits}]}}\n")
-    leaves = load_metadataset(top, split_part="train")
-    steps = (
-        Step(str(mid), "train", f"{top}:1", "splits.train.blend[0]"),
-        Step(str(inner), "all", f"{mid}:3", "splits.train"),
-    )
-    assert [leaf.trail for leaf in leaves] == [steps, steps, ()]
 
 
 def test_weights_of_any_size(write: Callable[..., Path]) -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclusion
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import calls_here, write_dataset
+from tests.testing import calls_here, write_dataset, write_tar
 
 
 def keys(source: WebdatasetSource) -> str:
@@ -280,14 +278,10 @@ def test_memory_is_a_seventh_of_a_byte_for_a_sample(share: float) -> None:
 
 def digest_of(path: Path, texts: list[bytes], time: int = 0) -> str:
     samples = [(f"{number:03}", {"txt": text}) for number, text in enumerate(texts)]
-    write_dataset(path, {"a.tar": samples[: len(samples) // 2], "b.tar": samples[len(samples) // 2 :]})
-    for name in ("a.tar", "b.tar"):
-        with tarfile.open(path / name) as tar:
-            members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
-        with tarfile.open(path / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for member, data in members:
-                member.mtime = time
-                tar.addfile(member, io.BytesIO(data))
+    shards = {"a.tar": samples[: len(samples) // 2], "b.tar": samples[len(samples) // 2 :]}
+    write_dataset(path, shards)
+    for name, some in shards.items():
+        write_tar(path / name, some, time)
     return data_digest(WebdatasetSource.open(path))
 
 
