@@ -178,10 +178,12 @@ def free_port() -> int:
     raise OSError("no free port")
 
 
-def write_members(path: Path, members: Iterable[tuple[str, bytes]], time: int = 0) -> Path:
+def write_members(
+    path: Path, members: Iterable[tuple[str, bytes]], tar_format: int = tarfile.USTAR_FORMAT, time: int = 0
+) -> Path:
     """A tar of ``(name, bytes)``, byte for byte the same each time; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(path, "w", format=tar_format) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size, info.mtime = len(data), time
@@ -191,7 +193,8 @@ def write_members(path: Path, members: Iterable[tuple[str, bytes]], time: int = 
 
 def write_tar(path: Path, samples: Iterable[tuple[str, Parts]], time: int = 0) -> None:
     """A tar of ``(key, {part: bytes})``."""
-    write_members(path, [(f"{key}.{name}", data) for key, parts in samples for name, data in parts.items()], time)
+    members = [(f"{key}.{name}", data) for key, parts in samples for name, data in parts.items()]
+    write_members(path, members, time=time)
 
 
 TEXT_YAML = """\

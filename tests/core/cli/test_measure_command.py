@@ -20,7 +20,7 @@ from energon_lite.cli import output as command_output
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measured_columns import MeasureReport
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import invoke, output_of, refusal_of, val_loader
+from tests.testing import invoke, output_of, refusal_of, val_loader, write_dataset
 
 ENCODER = """
 from energon_lite import SkipSample, TaskEncoder
@@ -61,7 +61,7 @@ class Numbers(TaskEncoder):
 
 
 @pytest.fixture
-def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
+def data(here: Path) -> Path:
     (here / "encoders_here.py").write_text(ENCODER)
     shards = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(4 * s + n).encode()}) for n in range(4)] for s in range(3)}
     return write_dataset(here / "d", shards, splits={"train": ["0.tar", "1.tar"], "val": ["2.tar"]})
@@ -271,7 +271,7 @@ def numbers(shards: Sequence[int], plus: int = 0) -> list[int]:
 
 
 @pytest.fixture
-def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path]:
+def make(here: Path) -> Callable[[str], Path]:
     (here / "encoders_here.py").write_text(ENCODER)
 
     def write(name: str) -> Path:
@@ -376,7 +376,7 @@ def test_what_is_advised_for_a_blend_ends_the_trouble(make: Any, here: Path) -> 
     assert follow(asked, "val") == numbers([3], 200)
 
 
-def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path, write_dataset: Any) -> None:
+def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path) -> None:
     data, document = make("d"), here / "blend.yaml"
     document.write_text(json.dumps({"splits": {"train": {"path": "d", "split_part": "test"}}}))
     measured(document, "--column", "bytes=txt")

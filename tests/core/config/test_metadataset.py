@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.errors import ConfigError
+from tests.core.config.conftest import Write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 
@@ -28,7 +28,7 @@ def brief(leaves: tuple[LeafSpec, ...]) -> list[tuple[str, str, float]]:
 # --------------------------------------------------------------------------------------------------- right documents
 
 
-def test_a_blend(write: Callable[..., Path], room: Path) -> None:
+def test_a_blend(write: Write, room: Path) -> None:
     path = write(
         V2
         + """\
@@ -66,7 +66,7 @@ splits:
 
 
 @pytest.mark.parametrize("head", ["", "__module__: megatron.energon\n__class__: Metadataset\n"])
-def test_version_1(head: str, write: Callable[..., Path]) -> None:
+def test_version_1(head: str, write: Write) -> None:
     text = """\
 splits:
   train:
@@ -93,12 +93,12 @@ splits:
         "__module__: megatron.energon.metadataset.metadataset_v2\n__class__: MetadatasetV2\n",
     ],
 )
-def test_version_2_however_it_is_named(head: str, write: Callable[..., Path]) -> None:
+def test_version_2_however_it_is_named(head: str, write: Write) -> None:
     path = write(head + "splits: {train: {blend: [{path: digits}, {path: prose}]}}\n")
     assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 0.5), ("prose", "train", 0.5)]
 
 
-def test_absolute_paths_and_urls(write: Callable[..., Path], room: Path) -> None:
+def test_absolute_paths_and_urls(write: Write, room: Path) -> None:
     path = write(f"splits: {{train: {{blend: [{{path: {room / 'digits'}}}, {{path: 's3://bucket/some/set'}}]}}}}\n")
     assert [leaf.path for leaf in load_metadataset(path, split_part="train")] == [
         str(room / "digits"),
@@ -106,12 +106,12 @@ def test_absolute_paths_and_urls(write: Callable[..., Path], room: Path) -> None
     ]
 
 
-def test_empty_optional_keys_are_as_if_they_were_not_there(write: Callable[..., Path]) -> None:
+def test_empty_optional_keys_are_as_if_they_were_not_there(write: Write) -> None:
     text = "splits:\n  train:\n    path: digits\n    split_part:\n    subflavors: ~\n    aux: null\n    subset:\n"
     assert load_metadataset(write(text), split_part="train")[0].subflavors == {}
 
 
-def test_paths_count_from_the_document_that_they_stand_in(write: Callable[..., Path], room: Path) -> None:
+def test_paths_count_from_the_document_that_they_stand_in(write: Write, room: Path) -> None:
     write("splits: {train: {blend: [{path: photos}, {path: ../digits}]}}\n", "sub/inner.yml")
     outer = write("splits: {train: {blend: [{path: sub/inner.yml, weight: 1}, {path: prose, weight: 3}]}}\n")
     leaves = load_metadataset(outer, split_part="train")
@@ -124,13 +124,13 @@ def test_paths_count_from_the_document_that_they_stand_in(write: Callable[..., P
     ("outer", "inner", "product"),
     [("2", "3", 6), ("-1", "3", -1), ("3", "-1", -1), ("null", "-1", None), ("-1", "null", None), ("2", "1", 2)],
 )
-def test_the_multiplier_multiplies(outer: str, inner: str, product: int | None, write: Callable[..., Path]) -> None:
+def test_the_multiplier_multiplies(outer: str, inner: str, product: int | None, write: Write) -> None:
     write(f"splits: {{train: {{path: digits, shuffle_over_epochs_multiplier: {inner}}}}}\n", "in.yaml")
     path = write(f"splits: {{train: {{path: in.yaml, shuffle_over_epochs_multiplier: {outer}}}}}\n")
     assert load_metadataset(path, split_part="train")[0].shuffle_over_epochs_multiplier == product
 
 
-def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Path]) -> None:
+def test_a_document_may_refer_to_another_split_of_itself(write: Write) -> None:
     path = write("splits:\n  train: {path: digits}\n  val: {path: doc.yaml, split_part: train}\n")
     assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
 
@@ -138,13 +138,13 @@ def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Pa
 # ------------------------------------------------------------------------------------- repetitions, subsets, the trail
 
 
-def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None:
+def test_a_version_1_document_below_a_subset(write: Write) -> None:
     write("splits: {train: {datasets: [{path: digits}]}}\n", "in.yaml")
     top = write("splits:\n  train: {path: in.yaml, subset: {range: [50%, 100%]}}\n")
     assert load_metadataset(top, split_part="train")[0].subset == Subset(Fraction(1, 2), Fraction(1))
 
 
-def test_weights_of_any_size(write: Callable[..., Path]) -> None:
+def test_weights_of_any_size(write: Write) -> None:
     path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1.0e308}]}}\n")
     assert [leaf.weight for leaf in load_metadataset(path, split_part="train")] == [0.5, 0.5]
 
@@ -198,7 +198,7 @@ def test_what_is_no_document(name: str, message: str, room: Path) -> None:
         load_metadataset(name if "://" in name else room / name, split_part="train")
 
 
-def test_a_thousand_leaves_load_quickly(write: Callable[..., Path], room: Path) -> None:
+def test_a_thousand_leaves_load_quickly(write: Write, room: Path) -> None:
     entries = []
     for number in range(1000):
         (room / f"set{number:04}").mkdir()

@@ -18,7 +18,7 @@ from energon_lite import (
 )
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import UsageError
-from tests.testing import CRUDE_YAML, train_loader, val_loader
+from tests.testing import CRUDE_YAML, train_loader, val_loader, write_dataset
 
 
 def recipe(**entry: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
     assert batch.__tags__ == batch.__subflavors__ == [{"a": 1}] * 2
 
 
-def test_tags_of_a_data_set_choose_its_cooker(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
+def test_tags_of_a_data_set_choose_its_cooker(tmp_path: Path) -> None:
     def folder(name: str, labels: str) -> Path:
         samples = {"s.tar": [(f"{name}{number}", {"txt": b"text"}) for number in range(3)]}
         return write_dataset(tmp_path / name, samples, dataset_yaml=CRUDE_YAML + labels)

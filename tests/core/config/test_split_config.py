@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from energon_lite.config.dataset import SplitConfig, load_split_config, split_ex
 from energon_lite.config.leaf_spec import Subset, read_subset
 from energon_lite.documents import from_plain
 from energon_lite.errors import ConfigError
+from tests.core.config.conftest import Write
 from tests.testing import told_of
 
 WRITTEN_BY_ENERGON = """\
@@ -32,7 +32,7 @@ split_parts:
 """
 
 
-def test_as_energon_writes_it(write: Callable[..., Path]) -> None:
+def test_as_energon_writes_it(write: Write) -> None:
     config = load_split_config(write(WRITTEN_BY_ENERGON))
     assert config.split_parts == {
         "train": ("shards/s000.tar", "shards/s001.tar", "shards/s002.tar", "shards/extra.tar"),
@@ -44,7 +44,7 @@ def test_as_energon_writes_it(write: Callable[..., Path]) -> None:
     assert (config.exclude, config.excluded_samples) == ((), ())
 
 
-def test_exclude_takes_out_shards_and_names_samples(write: Callable[..., Path]) -> None:
+def test_exclude_takes_out_shards_and_names_samples(write: Write) -> None:
     text = """\
 split_parts: {train: ['s/{0..3}.tar'], val: [s/2.tar]}
 exclude: [s/1.tar, 's/{2,3}.tar/a/0{1..2}', s/0.tar/x.y]
@@ -73,9 +73,7 @@ def test_where_the_shard_ends_and_the_key_begins(entry: str, pair: tuple[str, st
     assert split_exclusion(entry, {"a.tar", "d/b.tar"}) == pair
 
 
-def test_an_exclusion_that_matches_nothing_is_logged(
-    write: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exclusion_that_matches_nothing_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     path = write("split_parts: {train: [a.tar]}\nexclude:\n- b.tar\n- a.tar/x\n- 'b.tar/{0..9}'\n")
     with caplog.at_level(logging.WARNING, logger="energon_lite"):
         config = load_split_config(path)
@@ -86,7 +84,7 @@ def test_an_exclusion_that_matches_nothing_is_logged(
     ]
 
 
-def test_an_unknown_split_names_those_that_there_are(write: Callable[..., Path]) -> None:
+def test_an_unknown_split_names_those_that_there_are(write: Write) -> None:
     path = write(WRITTEN_BY_ENERGON)
     with pytest.raises(ConfigError, match="has no split 'trian'") as caught:
         load_split_config(path).shards("trian")

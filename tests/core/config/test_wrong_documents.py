@@ -18,9 +18,8 @@ from energon_lite.config.dataset import load_dataset_config, load_own_splits, lo
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError, TrustError
+from tests.core.config.conftest import Write
 from tests.testing import nightly_but
-
-Write = Callable[..., Path]
 
 #: Readers of the documents of each file.
 READERS: dict[str, list[Callable[[Path], Any]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
-from tests.testing import ALONE, invoke, metadataset, train_loader
+from tests.testing import ALONE, invoke, metadataset, train_loader, write_dataset
 
 CRUDE = "CrudeWebdataset"
 
 
 @pytest.fixture
-def room(tmp_path: Path, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a data set, a blend and a JSONL file."""
     shard = [(str(number), {"txt": b"a"}) for number in range(8)]
     write_dataset(tmp_path / "prose", {"0.tar": shard})

@@ -31,7 +31,7 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading import recipes
-from tests.testing import ALONE, train_loader, val_loader
+from tests.testing import ALONE, train_loader, val_loader, write_dataset
 
 Spoil = Callable[[Path], Any]
 
@@ -210,7 +210,7 @@ def test_broken_samples_are_skipped_counted_and_reported(
     assert "2 failed" in caplog.text and "a.tar" in caplog.text and "'5'" in caplog.text
 
 
-def test_an_entry_that_no_sample_has_ends_the_run_with_a_short_message(tmp_path: Path, write_dataset: Any) -> None:
+def test_an_entry_that_no_sample_has_ends_the_run_with_a_short_message(tmp_path: Path) -> None:
     samples = [(str(number), {"json": b'{"caption": "x"}'}) for number in range(5)]
     yaml = "sample_type: TextSample\nfield_map: {text: 'json[captoin]'}\n"
     with pytest.raises(FatalSampleError) as caught:

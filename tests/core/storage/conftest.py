@@ -1,21 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from energon_lite.storage.prepare import prepare_dataset
-from tests.testing import write_members, write_tar
-
-MakeTar = Callable[..., Path]
-
-
-@pytest.fixture
-def make_tar(tmp_path: Path) -> MakeTar:
-    """``make_tar(name, [(member, data), ...])`` writes a tar with these members; returns its path."""
-
-    return lambda name, members: write_members(tmp_path / name, members)
+from tests.testing import write_tar
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import told_of
+from tests.testing import told_of, write_members
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_uuid(root: str) -> None:
         nv_meta.read_uuid(root)
 
 
-def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nv_meta, "_LARGEST", 23)  # no limit of this file, which has 8 bytes a sample
-    make_tar("s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
+    write_members(tmp_path / "s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
     scan, path = scan_shard(str(tmp_path), "s/a.0.tar"), tmp_path / "s/a.0.tar.idx"
     for earlier in (b"", bytes(24), bytes(25)):
         path.write_bytes(earlier)
@@ -199,14 +199,15 @@ def test_two_data_sets_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
     assert index_places(str(tmp_path / "a/data"))[1] != index_places(str(tmp_path / "b/data"))[1]
 
 
-def test_is_made_again_when_another_tool_has_prepared_anew(foreign: Path, make_tar: Callable[..., Path]) -> None:
+def test_is_made_again_when_another_tool_has_prepared_anew(foreign: Path) -> None:
     prepare_dataset(foreign, split_ratio="1,0,0", force_overwrite=True)
-    make_tar("ten/sub/c.tar", [("x.txt", b""), ("y.txt", b""), ("z.txt", b"z" * 30_000)])  # other samples, same number
+    # Other samples, the same number.
+    write_members(foreign / "sub/c.tar", [("x.txt", b""), ("y.txt", b""), ("z.txt", b"z" * 30_000)])
     (foreign / ".nv-meta/index.uuid").write_text("1-1-1")
     assert last_key(foreign) == "z"
 
 
-def test_is_made_again_when_shards_were_added_or_reordered(foreign: Path, make_tar: Callable[..., Path]) -> None:
+def test_is_made_again_when_shards_were_added_or_reordered(foreign: Path) -> None:
     assert last_key(foreign) == "9"
     counts = {"sub/c.tar": 3, "b.tar": 3, "a.tar": 4}
     (foreign / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
@@ -220,8 +221,8 @@ def test_a_damaged_index_is_made_again(foreign: Path, caplog: pytest.LogCaptureF
     assert last_key(foreign) == "9" and "too short" in caplog.text
 
 
-def test_shards_that_do_not_fit_the_preparation(foreign: Path, make_tar: Callable[..., Path]) -> None:
-    make_tar("ten/b.tar", [("4.txt", b"")])
+def test_shards_that_do_not_fit_the_preparation(foreign: Path) -> None:
+    write_members(foreign / "b.tar", [("4.txt", b"")])
     with pytest.raises(ShardChangedError, match=r"has 1 sample, but 3 when[\s\S]*b.tar[\s\S]*--force-overwrite"):
         WebdatasetSource.open(foreign)
 

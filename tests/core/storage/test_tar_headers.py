@@ -140,13 +140,17 @@ ends = st.sampled_from(
 )
 
 
+#: A name that each format stores in another way.
+LONG = [Entry("d" * 90 + "/" + "f" * 90, tar_format=tar_format) for tar_format in FORMATS.values()]
+
+
 def write(path: Path, *entries: Entry, end: bytes = END) -> Path:
     path.write_bytes(b"".join(entry.blocks() for entry in entries) + end)
     return path
 
 
 @given(st.lists(usual_entries, max_size=8))
-@example([Entry("folder", 0, b"5"), Entry("d" * 90 + "/" + "f" * 90), Entry("link", 0, b"2"), Entry("last")])
+@example([Entry("folder", 0, b"5"), *LONG, Entry("link", 0, b"2"), Entry("last")])
 @example([Entry(name, 0, changes=((124, bytes(12)),)) for name in ("a.txt", "b.txt")])  # a size without digits is 0
 @example([Entry("a.bin", 600, tar_format=tarfile.PAX_FORMAT, pax=(("size", "600"),), changes=((124, b"0" * 11),))])
 @example([])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from energon_lite.storage.sharded_work import Outcome, run_units
 from energon_lite.storage.tar_scan import ShardScan
 from tests.accidents import killed_at_every_step
 from tests.number_units import Squares, done, write_inputs
-from tests.testing import in_time, is_alive, until
+from tests.testing import in_time, is_alive, until, write_members
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:
@@ -240,9 +240,9 @@ NAMES = [f"{number:02d}.tar" for number in range(12)]
 
 
 @pytest.fixture
-def folder(make_tar: Callable[..., Path], tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     for number, name in enumerate(NAMES):
-        make_tar(f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
+        write_members(tmp_path / f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
     return tmp_path / "d"
 
 
