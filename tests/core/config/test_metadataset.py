@@ -164,10 +164,9 @@ def test_a_dict_counts_paths_from_the_current_folder(room: Path, monkeypatch: py
 
 
 def test_mistakes_in_a_dict_name_their_place() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'weigth'") as caught:
+    said = r"unknown key 'weigth'[\s\S]*<dict> at splits\.train\.blend\[0\]\.weigth[\s\S]*did you mean 'weight'"
+    with pytest.raises(ConfigError, match=said):
         load_metadataset({"splits": {"train": {"blend": [{"path": "x", "weigth": 1}]}}}, split_part="train")
-    assert (caught.value.file, caught.value.at) == ("<dict>", "splits.train.blend[0].weigth")
-    assert caught.value.fix == "did you mean 'weight'?"
 
 
 @pytest.mark.parametrize(

@@ -86,20 +86,16 @@ def test_an_exclusion_that_matches_nothing_is_logged(write: Write, caplog: pytes
 
 def test_an_unknown_split_names_those_that_there_are(write: Write) -> None:
     path = write(WRITTEN_BY_ENERGON)
-    with pytest.raises(ConfigError, match="has no split 'trian'") as caught:
+    said = rf"has no split 'trian'; expected one of: train, val, test[\s\S]*{path}[\s\S]*did you mean 'train'\?"
+    with pytest.raises(ConfigError, match=said):
         load_split_config(path).shards("trian")
-    assert caught.value.file == str(path)
-    assert caught.value.expected == "one of: train, val, test"
-    assert caught.value.fix == "did you mean 'train'?"
 
 
 def test_an_unknown_split_where_none_resembles_it() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="fix:   use one of: a, b"):
         SplitConfig({"a": (), "b": ()}).shards("zzz")
-    assert caught.value.fix == "use one of: a, b"
-    with pytest.raises(ConfigError, match="no splits at all") as caught:
+    with pytest.raises(ConfigError, match=r"no splits at all[\s\S]*energon-lite prepare"):
         SplitConfig({}).shards("train")
-    assert "energon-lite prepare" in str(caught.value.fix)
 
 
 def test_split_json_stands_in(room: Path) -> None:
@@ -141,10 +137,9 @@ def test_bounds(range_: tuple[Any, Any], samples: int, expected: tuple[int, int]
 
 @pytest.mark.parametrize(("range_", "samples"), [((3, 11), 10), ((11, "end"), 10), ((0, 1), 0)])
 def test_numbers_beyond_the_end(range_: tuple[Any, Any], samples: int) -> None:
-    with pytest.raises(ConfigError, match="beyond the end of the data set") as caught:
+    said = rf"beyond the end of the data set; expected .*up to {samples}.*; found .*{range_[1]}.*\n  where: x"
+    with pytest.raises(ConfigError, match=said):
         read(*range_).bounds(samples)
-    assert str(range_[1]) in (caught.value.found or "") and f"up to {samples}" in (caught.value.expected or "")
-    assert "x" in str(caught.value)
 
 
 def test_an_outer_range_is_a_part_of_the_inner_one() -> None:

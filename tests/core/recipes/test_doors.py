@@ -113,9 +113,8 @@ def test_subsets_and_lengths_of_a_source() -> None:
     with val_loader("numbers://5", batching=batching) as loader:
         assert [len(batch["txt"]) for batch in loader] == [2, 2, 1]
     register_source("bare", type("Bare", (Numbers,), {"column": None}))
-    with pytest.raises(UsageError, match="has no column 'length'") as error:
+    with pytest.raises(UsageError, match=r"has no column 'length'[\s\S]*give it a method column\(name\)"):
         val_loader("bare://3", batching=batching)
-    assert "give it a method column(name)" in str(error.value.fix)
 
 
 def test_samples_of_a_source_that_fail_are_counted(tmp_path: Path) -> None:
@@ -227,9 +226,8 @@ def test_strategies_that_cannot_be() -> None:
         def plan(self, lengths: Any, *, seed: int = 0, key_lengths: Any = None) -> Any: ...
 
     for cls, words in ((Melted, "not a strategy"), (int, "not a strategy"), (type("Other", (Twos,), {}), "is taken")):
-        with pytest.raises(UsageError, match=words) as error:
+        with pytest.raises(UsageError, match=rf"{words}[\s\S]*fix: "):
             register_strategy("twos")(cls)
-        assert error.value.fix
     with pytest.raises(UsageError, match="'twos' is the name of a strategy, not a file"):
         val_loader("numbers://5", batching=ByTokens("twos"))
 

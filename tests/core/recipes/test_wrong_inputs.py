@@ -233,9 +233,8 @@ def test_without_a_guest_of_keywords_unknown_ones_are_refused(images: Path, monk
     monkeypatch.setattr(recipes, "keyword_guests", dict)
     dataset = _call(images)
     for wrong, near in (("batching_", "batching"), ("chunk", "chunks")):
-        with pytest.raises(UsageError, match=f"has no argument {wrong!r}") as error:
+        with pytest.raises(UsageError, match=rf"has no argument {wrong!r}[\s\S]*did you mean {near!r}\?"):
             _call(images, **{wrong: 1})
-        assert error.value.fix == f"did you mean {near!r}?"
     with pytest.raises(UsageError, match="get_loader has no argument 'log_evry'"):
         get_loader(dataset, prefetch_factor=1, log_evry=3)
 

@@ -200,12 +200,12 @@ def test_what_a_few_bytes_may_become_is_bounded(part: str, data: bytes) -> None:
     decoder = SampleDecoder(image_decode="rgb8", max_unpacked_bytes=10 * MB)
     tracemalloc.start()
     try:
-        with pytest.raises(DecodeError, match=rf"part '{part[:3]}.*unpacks to more than {10 * MB} bytes") as caught:
+        said = rf"part '{part[:3]}.*unpacks to more than {10 * MB} bytes[\s\S]*max_unpacked_bytes"
+        with pytest.raises(DecodeError, match=said):
             decoder.decode(part, data)
         assert tracemalloc.get_traced_memory()[1] < 25 * MB
     finally:
         tracemalloc.stop()
-    assert "max_unpacked_bytes" in str(caught.value)
     assert pickle.loads(pickle.dumps(SampleDecoder(max_unpacked_bytes=None))).decode(part, data) is not None
 
 
@@ -317,9 +317,8 @@ def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL", None)
     for part in ("png", "seg.png.gz"):
         said = f"part '{part.removesuffix('.gz')}' needs a package that is not installed: .*PIL"
-        with pytest.raises(FatalSampleError, match=said) as error:
+        with pytest.raises(FatalSampleError, match=rf"{said}[\s\S]*pip install 'energon-lite\[image\]'"):
             SampleDecoder().decode(part, gzip.compress(data) if part.endswith("gz") else data)
-        assert "pip install 'energon-lite[image]'" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("part", ["txt.gz", "json", "npy", "own"])

@@ -59,9 +59,8 @@ OUTSIDE = (
 def test_shards_outside_of_the_folder(root: str, shard: str, name: str) -> None:
     """What a folder says about itself may be anybody's words: they lead to no file outside of it."""
     Path(root, ".nv-meta", name).write_text(json.dumps({"shard_counts": {"a.tar": 1, shard: 2}}))
-    with pytest.raises(DataIndexError, match=rf"(outside of|damaged)[\s\S]*{name}[\s\S]*fix") as caught:
+    with pytest.raises(DataIndexError, match=rf"(outside of|damaged)[\s\S]*{name}[\s\S]*fix: "):
         nv_meta.read_info(root)
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("shard", ["a.tar", "sub/d.d/a..b.tar", "...tar", "./a.tar", "caf\udce9.tar"])

@@ -291,9 +291,8 @@ def test_damage_is_named(data: Path, damage: Callable[[bytes], bytes], message: 
         (index, "packed index", "prepare", lambda: PackedIndex.open(str(index))),
     ):
         path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(DataIndexError, match=message.format(name=name)) as caught:
+        with pytest.raises(DataIndexError, match=rf"{message.format(name=name)}[\s\S]*{path}[\s\S]*{cure}"):
             read()
-        assert str(path) in str(caught.value) and cure in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", ["<i4", "<i8", "|u1", "<f4", ">i4"])

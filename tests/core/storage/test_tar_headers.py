@@ -169,9 +169,8 @@ def three(tmp_path: Path) -> Path:
 def test_a_truncated_file_is_reported_with_its_byte(tmp_path: Path, keep: int) -> None:
     path = three(tmp_path)
     os.truncate(path, keep)
-    with pytest.raises(ShardFormatError, match=rf"truncated: its {keep} bytes") as caught:
+    with pytest.raises(ShardFormatError, match=rf"truncated: its {keep} bytes[\s\S]*{path}[\s\S]*prepare again"):
         headers(path)
-    assert str(path) in str(caught.value) and "prepare again" in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [1536, 3072, 4608])
@@ -220,11 +219,10 @@ def test_what_stands_behind_the_end_is_an_error_unless_it_is_zeros(
         if not behind:
             assert [m.name for m in read(path)[0]] == ["0.txt", "1.txt", "2.txt"] and hole == 3
             continue
-        with pytest.raises(
-            ShardFormatError, match=rf"zeros at byte {end} end it.*byte {len(content) - len(behind)} "
-        ) as caught:
+        more = len(content) - len(behind)
+        said = rf"zeros at byte {end} end it.*byte {more} [\s\S]*{path}[\s\S]*truncate -s {end + 512}"
+        with pytest.raises(ShardFormatError, match=said):
             read(path)
-        assert str(path) in str(caught.value) and f"truncate -s {end + 512}" in str(caught.value)
         os.truncate(path, end + 512)
         assert len(read(path)[0]) == hole
         path.write_bytes(content)
