@@ -28,6 +28,7 @@ from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.extras.remote import read_ahead as reading_ahead
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
+from tests.servers import upload
 from tests.tables_by_hand import write_mds, write_megatron
 from tests.testing import examples, output_of, text_dataset, train_loader, val_loader, write_tar
 
@@ -124,24 +125,19 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fs.pseudo_dirs[:] = [""]
 
 
-def upload(memory: Any, path: Path, pattern: str = "**/*") -> None:
-    for file in path.glob(pattern):
-        if file.is_file():
-            memory.pipe_file(f"/bucket/data/{file.relative_to(path)}", file.read_bytes())
-
-
 @pytest.mark.parametrize("prepared_again", [True, False])
-def test_behind_a_url(prepared_again: bool, memory: Any, tmp_path: Path) -> None:
-    path, url = tmp_path / "data", "memory://bucket/data"
+@pytest.mark.usefixtures("memory")
+def test_behind_a_url(prepared_again: bool, tmp_path: Path) -> None:
+    path = tmp_path / "data"
     make(path, "wrong")
     prepare(path)
-    upload(memory, path)
+    url = upload(path, "bucket/data")
     for read_ahead in read_aheads(tmp_path):
         assert texts(url, read_ahead) == {"first", "wrong"}
     in_place(path, "right")
     if prepared_again:
         prepare(path)
-    upload(memory, path, "**/*" if prepared_again else "*.tar")
+    upload(path, "bucket/data", "*" if prepared_again else "*.tar")
     for read_ahead in read_aheads(tmp_path):
         assert texts(url, read_ahead) == {"first", "right"}, read_ahead
 

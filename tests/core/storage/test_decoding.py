@@ -6,6 +6,7 @@ import pickle
 import sys
 import zipfile
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -71,14 +72,12 @@ def test_several_arrays() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 4), ()])
-def test_most_headers_of_arrays_are_not_parsed_as_source(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_headers_of_arrays_are_not_parsed_as_source(shape: tuple[int, ...]) -> None:
     """Which takes longer than all the rest."""
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     data = saved(np.save, array)
-    monkeypatch.setattr(np.lib.format, "read_magic", None)
-    assert np.array_equal(part_decoder._decode_array(data), array)
+    with patch.object(np.lib.format, "read_magic", None):
+        assert np.array_equal(part_decoder._decode_array(data), array)
 
 
 @given(
@@ -107,9 +106,7 @@ def test_an_array_that_is_cut_off(cut: int) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (7, 33), (64, 48)])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_the_jpeg_decoder_does_not_change_a_pixel(
-    size: tuple[int, int], subsampling: int, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jpeg_decoder_does_not_change_a_pixel(size: tuple[int, int], subsampling: int, mode: str) -> None:
     rng = np.random.default_rng(0)
     for progressive, quality in ((False, 30), (True, 80), (False, 97)):
         noise = rng.integers(0, 255, (size[1], size[0], 4), dtype=np.uint8)
@@ -118,22 +115,19 @@ def test_the_jpeg_decoder_does_not_change_a_pixel(
         for form in ("rgb8", "torchrgb", "torchrgb8", "l8", "rgba8"):
             decoder = SampleDecoder(image_decode=form)
             quick = decoder.decode("jpg", data)
-            with monkeypatch.context() as patch:
-                patch.setitem(sys.modules, "simplejpeg", None)
+            with patch.dict(sys.modules, {"simplejpeg": None}):
                 slow = decoder.decode("jpg", data)
             assert quick.dtype == slow.dtype
             np.testing.assert_array_equal(quick, slow)
 
 
-def test_a_damaged_jpeg_is_the_same_error_with_any_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_jpeg_is_the_same_error_with_any_decoder() -> None:
     data = picture(BLACK, "JPEG")
     for cut in (3, 100, 300, len(data) - 40):
         with pytest.raises(DecodeError) as quick:
             SampleDecoder().decode("jpg", data[:cut])
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "simplejpeg", None)
-            with pytest.raises(DecodeError) as slow:
-                SampleDecoder().decode("jpg", data[:cut])
+        with patch.dict(sys.modules, {"simplejpeg": None}), pytest.raises(DecodeError) as slow:
+            SampleDecoder().decode("jpg", data[:cut])
         assert str(quick.value) == str(slow.value)
 
 
