@@ -11,7 +11,7 @@ from energon_lite.errors import ConfigError
 from energon_lite.samples import SAMPLE_TYPES, Sample, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample
 from tests.core.config.conftest import Write
-from tests.testing import told_of
+from tests.testing import CRUDE_YAML, told_of
 
 WRITTEN_BY_ENERGON = """\
 sample_type:
@@ -24,8 +24,6 @@ subflavors:
   kind: web
   nested: {a: [1, 2.5, null]}
 """
-
-CRUDE_BY_ENERGON = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def test_standard_as_energon_writes_it(write: Write) -> None:
@@ -40,7 +38,7 @@ def test_standard_as_energon_writes_it(write: Write) -> None:
 
 
 def test_crude_as_energon_writes_it(write: Write) -> None:
-    path = write(CRUDE_BY_ENERGON)
+    path = write(CRUDE_YAML)
     assert load_dataset_config(path) == DatasetConfig(kind="crude", origin=str(path))
 
 
@@ -92,7 +90,7 @@ def test_empty_optional_keys_are_as_if_they_were_not_there(write: Write) -> None
 
 
 def test_worker_options_of_energon_are_ignored_with_a_note(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(CRUDE_BY_ENERGON + "parallel_shard_iters: 16\nshuffle_over_epochs: -1\n")
+    path = write(CRUDE_YAML + "parallel_shard_iters: 16\nshuffle_over_epochs: -1\n")
     with caplog.at_level(logging.INFO, logger="energon_lite"):
         assert load_dataset_config(path).kind == "crude"
     assert [message.split(" has")[0] for message in told_of(caplog, path)] == [
