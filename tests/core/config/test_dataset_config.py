@@ -70,14 +70,6 @@ def test_energons_typed_classes_are_all_known() -> None:
         assert getattr(megatron.energon, name).__sample_type__.__name__ == TYPED_DATASETS[name]
 
 
-def test_optional_fields_may_be_left_out(write: Write) -> None:
-    assert load_dataset_config(write("sample_type: OCRSample\nfield_map: {image: png, text: txt}\n")).field_map
-    config = load_dataset_config(
-        write("sample_type: OCRSample\nfield_map: {image: png, text: txt, words_text: json}\n")
-    )
-    assert config.field_map is not None and config.field_map["words_text"] == "json"
-
-
 def test_part_filter_of_a_crude_data_set(write: Write) -> None:
     config = load_dataset_config(write("__class__: CrudeWebdataset\npart_filter: [jpg, json]\nsubflavors: {a: b}\n"))
     assert (config.part_filter, config.subflavors) == (["jpg", "json"], {"a": "b"})
