@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,5 +21,5 @@ def written(data: Path) -> set[str]:
     return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
 
 
-def document(data: Path, name: str = "dataset.yaml") -> object:
+def document(data: Path, name: str = "dataset.yaml") -> Any:
     return yaml.safe_load((data / ".nv-meta" / name).read_text())

@@ -20,10 +20,10 @@ import pytest
 from tests.testing import free_port, until
 
 
-def upload(folder: Path, place: str) -> str:
-    """URL of a copy of a folder in fsspec's store in memory."""
+def upload(folder: Path, place: str, pattern: str = "*") -> str:
+    """URL of a copy of a folder, or of its files of some names, in fsspec's store in memory."""
     store = fsspec.filesystem("memory")
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob(pattern)):
         if path.is_file():
             store.pipe_file(f"/{place}/{path.relative_to(folder)}", path.read_bytes())
     return f"memory://{place}"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 
-def png(width: int, height: int, color: Any = 0) -> bytes:
+def png(width: int, height: int, color: Any = 0, mode: str = "RGB") -> bytes:
     """A picture of one color."""
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.new("RGB", (width, height), color).save(stream, "PNG")
+    Image.new(mode, (width, height), color).save(stream, "PNG")
     return stream.getvalue()
 
 

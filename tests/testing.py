@@ -178,15 +178,23 @@ def free_port() -> int:
     raise OSError("no free port")
 
 
-def write_tar(path: Path, samples: Sequence[tuple[str, Parts]]) -> None:
-    """A tar of ``(key, {part: bytes})``, byte for byte the same each time."""
+def write_members(
+    path: Path, members: Iterable[tuple[str, bytes]], tar_format: int = tarfile.USTAR_FORMAT, time: int = 0
+) -> Path:
+    """A tar of ``(name, bytes)``, byte for byte the same each time; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for key, parts in samples:
-            for name, data in parts.items():
-                info = tarfile.TarInfo(f"{key}.{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), time
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_tar(path: Path, samples: Iterable[tuple[str, Parts]], time: int = 0) -> None:
+    """A tar of ``(key, {part: bytes})``."""
+    members = [(f"{key}.{name}", data) for key, parts in samples for name, data in parts.items()]
+    write_members(path, members, time=time)
 
 
 TEXT_YAML = """\

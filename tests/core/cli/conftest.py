@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
+from tests.tables_by_hand import png
 from tests.testing import write_tar
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Four shards of two samples: a PNG, a JSON and a label."""
-    picture = io.BytesIO()
-    Image.new("RGB", (2, 2), "red").save(picture, "png")
 
     def sample(number: int) -> tuple[str, dict[str, bytes]]:
         about = {"text": f"caption {number}", "long": "x" * 200, "list": list(range(9))}
-        return f"{number:03d}", {"png": picture.getvalue(), "json": json.dumps(about).encode(), "cls": b"1"}
+        return f"{number:03d}", {"png": png(2, 2, "red"), "json": json.dumps(about).encode(), "cls": b"1"}
 
     for shard in range(4):
         write_tar(tmp_path / f"s{shard}.tar", [sample(2 * shard), sample(2 * shard + 1)])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder
 from energon_lite.extras.energon.commands import _numbered_names
 from energon_lite.loading.saved_states import merged, redistributed
 from tests.conftest import blend_yaml
-from tests.testing import invoke, output_of, refusal_of, take
+from tests.testing import invoke, output_of, refusal_of, take, train_loader
 
 
 class Pairs(TaskEncoder):
@@ -31,40 +32,34 @@ class Pairs(TaskEncoder):
         return {"__key__": [key for sample in samples for key in sample["__key__"]]}
 
 
-def done(*arguments: Any) -> str:
-    return output_of("checkpoint", *arguments)
+done, refused = partial(output_of, "checkpoint"), partial(refusal_of, "checkpoint")
 
 
-def refused(*arguments: Any) -> str:
-    return refusal_of("checkpoint", *arguments)
+def packed(leaf: Any, **arguments: Any) -> Any:
+    return train_loader(leaf, batch_size=2, packing_buffer_size=8, chunk_size=8, task_encoder=Pairs(), **arguments)
 
 
-def packed(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
-    config = WorkerConfig(rank=rank, world_size=world)
-    arguments = {"batch_size": 2, "packing_buffer_size": 8, "chunk_size": 8, "task_encoder": Pairs(), **arguments}
-    return get_savable_loader(get_train_dataset(leaf, worker_config=config, **arguments))
+def state_after(loader: Any, steps: int) -> Any:
+    take(loader, steps)
+    return loader.save_state_rank()
 
 
 def saved_by_ranks(folder: Path, leaf: Any, world: int, steps: int, suffix: str = ".pt") -> list[str]:
     """Files of all ranks."""
     folder.mkdir()
-    paths = []
-    for rank in range(world):
-        loader = packed(leaf, rank, world, lanes=world)
-        take(loader, steps)
-        paths.append(str(folder / f"rank{rank}{suffix}"))
-        if suffix == ".pt":
-            torch.save(loader.save_state_rank(), paths[-1])
-        else:
-            Path(paths[-1]).write_text(json.dumps(loader.save_state_rank()))
-    return paths
+    paths = [folder / f"rank{rank}{suffix}" for rank in range(world)]
+    for rank, path in enumerate(paths):
+        state = state_after(packed(leaf, rank=rank, world_size=world, lanes=world), steps)
+        torch.save(state, path) if suffix == ".pt" else path.write_text(json.dumps(state))
+    return [*map(str, paths)]
+
+
+def planned(path: Any, **arguments: Any) -> Any:
+    return train_loader(path, **{"batch_size": 4, "seed_offset": 7, **arguments})
 
 
 def planned_state(path: Any, steps: int, **arguments: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, seed_offset=7)
-    loader = get_savable_loader(get_train_dataset(path, **{"batch_size": 4, "worker_config": config, **arguments}))
-    take(loader, steps)
-    return loader.save_state_rank()
+    return state_after(planned(path, **arguments), steps)
 
 
 def test_info_of_a_planned_run_in_a_checkpoint(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -160,18 +155,18 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
 
 
 def test_rebase_to_another_batch_size(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    path, config = leaf_of(50), WorkerConfig(rank=0, world_size=1, seed_offset=7)
+    path = leaf_of(50)
     (tmp_path / "run.json").write_text(json.dumps(planned_state(path, 3)))
     assert "neither --to nor --batch-size" in refused("rebase", tmp_path / "run.json", "--from", path)
     output = refused("rebase", tmp_path / "run.json", "--from", path, "--batch-size", 8)
     assert "no batch of 8 begins at micro-batch 3" in output and "to micro-batch 4" in output
-    for size, place in ((8, 2), (6, 2)):
+    for size in (8, 6):
         output = done("rebase", tmp_path / "run.json", "--from", path, "--batch-size", size, "--give-up")
         if size == 8:
             assert "batch_size 4 becomes 8 at sample 16" in output and "passed over: 4 samples" in output
-        loader = get_savable_loader(get_train_dataset(path, batch_size=size, worker_config=config))
+        loader = planned(path, batch_size=size)
         loader.restore_state_rank(json.loads((tmp_path / "run.rebased.json").read_text()))
-        assert loader.save_state_rank()["position"] == place and "rebase" not in loader.save_state_rank()
+        assert loader.save_state_rank()["position"] == 2 and "rebase" not in loader.save_state_rank()
 
 
 def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -184,8 +179,7 @@ def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     assert "begins at sample 40 of the run" in output and f"{c}: new, starts at zero" in output
     assert f"{b}: goes" in output and f"{a}: goes on" in output
     rebased = torch.load(tmp_path / "run.rebased.pt", weights_only=True)
-    config = WorkerConfig(rank=0, world_size=1, seed_offset=7)
-    loader = get_savable_loader(get_train_dataset(new, batch_size=4, worker_config=config, **arguments))
+    loader = planned(new, **arguments)
     loader.restore_state_rank(rebased)
     assert loader.save_state_rank() == rebased and rebased["position"] == 10
     assert "changed at sample 40; 1 data set went on" in done("info", tmp_path / "run.rebased.pt")
@@ -201,9 +195,7 @@ def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypat
     old, new = blend_yaml(tmp_path / "old.yaml", [(a, 1), (b, 1)]), blend_yaml(tmp_path / "new.yaml", [(a, 1)])
     (tmp_path / "hooks.py").write_text(f"from {__name__} import Pairs\n")
     monkeypatch.chdir(tmp_path)
-    loader = packed(old, 0, 1, lanes=2)
-    take(loader, 3)
-    torch.save(loader.save_state_rank(), "run.pt")
+    torch.save(state_after(packed(old, lanes=2), 3), "run.pt")
     arguments = ("rebase", "run.pt", "--from", old, "--to", new, "--task-encoder", "hooks:Pairs", "-o", "new.json")
     output = refused(*arguments[:-4], "-o", "new.json")
     assert "give --task-encoder MODULE:CLASS" in output and "select_samples_to_pack" not in output
@@ -211,7 +203,7 @@ def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypat
     assert "up to" in output and "were not delivered yet" in output
     output = done(*arguments, "--give-up")
     assert "passed over: up to 8 samples" in output, output
-    loader = packed(new, 0, 1, lanes=2)
+    loader = packed(new, lanes=2)
     loader.restore_state_rank(json.loads(Path("new.json").read_text()))
     assert len(next(iter(loader))["__key__"]) == 4
 

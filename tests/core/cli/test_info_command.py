@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.testing import invoke
+from tests.testing import invoke, write_dataset
 
 
 def info(*arguments: object) -> tuple[str, str]:
@@ -25,7 +24,7 @@ def quiet(*arguments: object) -> str:
 
 
 @pytest.fixture
-def room(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+def room(tmp_path: Path) -> Path:
     """Data sets of 10, 20 and 40 samples, the last with an excluded one, and what blends them."""
     for name, count in (("ten", 10), ("sub/twenty", 20), ("forty", 41)):
         samples = [(str(number), {"txt": b"x"}) for number in range(count)]

@@ -6,20 +6,21 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from energon_lite import ByTokens, Reading, get_val_dataset
+from energon_lite import ByTokens, Reading
 from energon_lite.batching import MaxLength
 from energon_lite.cli import measure
 from energon_lite.cli import output as command_output
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measured_columns import MeasureReport
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, invoke, output_of, refusal_of
+from tests.testing import invoke, output_of, refusal_of, val_loader, write_dataset
 
 ENCODER = """
 from energon_lite import SkipSample, TaskEncoder
@@ -47,11 +48,20 @@ class Needs(Words):
 
 class Texts(TaskEncoder):
     pass
+
+class Numbers(TaskEncoder):
+    def encode_sample(self, sample):
+        number = int(sample.text) + 100 * sample.__subflavors__.get("plus", 0)
+        return {"tokens": [0] * number}
+
+    def sample_costs(self, encoded):
+        number = len(encoded["tokens"])
+        return {"twice": 2 * number, "pieces": [number, number]}
 """
 
 
 @pytest.fixture
-def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
+def data(here: Path) -> Path:
     (here / "encoders_here.py").write_text(ENCODER)
     shards = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(4 * s + n).encode()}) for n in range(4)] for s in range(3)}
     return write_dataset(here / "d", shards, splits={"train": ["0.tar", "1.tar"], "val": ["2.tar"]})
@@ -60,14 +70,8 @@ def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
 WORDS = ("--task-encoder", "encoders_here:Words")
 
 
-def measured(*arguments: Any) -> str:
-    """What it says when it is done."""
-    return output_of("measure", *arguments, "--num-workers", "0")
-
-
-def refused(*arguments: Any) -> str:
-    """What it says when it refuses."""
-    return refusal_of("measure", *arguments, "--num-workers", "0")
+#: What it says when it is done, and when it refuses.
+measured, refused = (partial(of, "measure", "--num-workers", 0) for of in (output_of, refusal_of))
 
 
 def lengths(data: Path, name: str = "length", **options: Any) -> list[int]:
@@ -228,13 +232,11 @@ def test_subflavors_that_are_none(data: Path, text: str) -> None:
 def test_columns_of_parts_need_no_encoder(data: Path) -> None:
     output = measured(data, "--column", "n=txt", "--column", "all=*", "--length-field", "txt")
     assert "column n: 12 values of up to 2, 14 in all" in output
-    source = WebdatasetSource.open(data)
-    assert source.column("n")[:].tolist() == source.column("length")[:].tolist() == [1] * 10 + [2] * 2
-    assert source.column("n").maker["by"] == "measure"
+    assert lengths(data, "n") == lengths(data) == [1] * 10 + [2] * 2
+    assert WebdatasetSource.open(data).column("n").maker["by"] == "measure"
     # With an encoder, in the pass that measures the length.
     measured(data, "--task-encoder", "encoders_here:Own", "--column", "n=txt")
-    assert source.column("length")[:].max() == 1000
-    assert WebdatasetSource.open(data).column("n")[:].tolist() == [1] * 10 + [2] * 2
+    assert max(lengths(data)) == 1000 and lengths(data, "n") == [1] * 10 + [2] * 2
 
 
 @pytest.mark.parametrize(
@@ -260,19 +262,7 @@ def test_parts_that_cannot_be_measured(data: Path, arguments: list[str], message
 
 # -- splits
 
-ENCODER_OF_SPLITS = """
-from energon_lite import TaskEncoder
-
-class Words(TaskEncoder):
-    def encode_sample(self, sample):
-        number = int(sample.text) + 100 * sample.__subflavors__.get("plus", 0)
-        return {"tokens": [0] * number}
-
-    def sample_costs(self, encoded):
-        number = len(encoded["tokens"])
-        return {"twice": 2 * number, "pieces": [number, number]}
-"""
-ENCODED = ("--task-encoder", "words_here:Words")
+ENCODED = ("--task-encoder", "encoders_here:Numbers")
 SPLITS = {"train": ["0.tar", "1.tar"], "val": ["2.tar"], "test": ["3.tar"]}
 
 
@@ -281,8 +271,8 @@ def numbers(shards: Sequence[int], plus: int = 0) -> list[int]:
 
 
 @pytest.fixture
-def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path]:
-    (here / "words_here.py").write_text(ENCODER_OF_SPLITS)
+def make(here: Path) -> Callable[[str], Path]:
+    (here / "encoders_here.py").write_text(ENCODER)
 
     def write(name: str) -> Path:
         shards = {f"{s}.tar": [(f"{n}", {"txt": str(n).encode()}) for n in numbers([s])] for s in range(4)}
@@ -295,7 +285,7 @@ def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path
 
 
 def column(path: Path, split: str, name: str = "length") -> list[int]:
-    return [int(value) for value in WebdatasetSource.open(path, shards=SPLITS[split]).column(name)]
+    return lengths(path, name, shards=SPLITS[split])
 
 
 def pieces(path: Path, split: str) -> list[int]:
@@ -336,9 +326,7 @@ def test_splits_with_other_subflavors_are_measured_by_one_command(make: Any, her
 def load(path: Any, split: str, length_column: str = "length", **reading: Any) -> list[int]:
     """The lengths of a split in its order: the encoder is not run."""
     batching = ByTokens(MaxLength(batch_size=1, max_length=10**6), length_column=length_column)
-    dataset = get_val_dataset(
-        path, split_part=split, worker_config=ALONE, batching=batching, reading=Reading(**reading), batch_size=None
-    )
+    dataset = val_loader(path, split_part=split, batching=batching, reading=Reading(**reading)).dataset
     return [int(value) for leaf in dataset.leaves for value in leaf.source.column(length_column)]
 
 
@@ -388,11 +376,9 @@ def test_what_is_advised_for_a_blend_ends_the_trouble(make: Any, here: Path) -> 
     assert follow(asked, "val") == numbers([3], 200)
 
 
-def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path, write_dataset: Any) -> None:
-    data, document = make("d"), blend(here / "blend.yaml", {"train": 0, "val": 1})
-    (here / "blend.yaml").write_text(
-        document.read_text().replace('"path": "d", ', '"path": "d", "split_part": "test", ')
-    )
+def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path) -> None:
+    data, document = make("d"), here / "blend.yaml"
+    document.write_text(json.dumps({"splits": {"train": {"path": "d", "split_part": "test"}}}))
     measured(document, "--column", "bytes=txt")
     shards = {f"{s}.tar": [("0", {"txt": b"1" * (s + 1)}), ("1", {"txt": b"2"})] for s in range(4)}
     write_dataset(data, shards, splits=SPLITS)

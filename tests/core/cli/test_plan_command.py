@@ -4,14 +4,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import invoke
+from tests.testing import invoke, write_dataset
 
 
 def plan(*arguments: object, code: int = 0) -> tuple[list[str], str]:
@@ -85,7 +84,7 @@ def test_the_stored_order_can_be_kept(tmp_path: Path) -> None:
     assert stored["capacity"][0] == "55" and int(shuffled["capacity"][0]) > 60
 
 
-def test_a_data_set(write_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [(str(number), {"txt": b"x"}) for number in range(6)]
     write_dataset(tmp_path / "data", {"a.tar": names})
     asked: list[str] = []
@@ -101,7 +100,7 @@ def test_a_data_set(write_dataset: Callable[..., Path], tmp_path: Path, monkeypa
     assert cells(lines)["bfd"][0] == "3"
 
 
-def test_a_data_set_without_lengths(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_data_set_without_lengths(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", {"a.tar": [("0", {"txt": b"x"})]})
     assert "length" in plan(tmp_path / "data", "-c", 7, code=1)[1]
 

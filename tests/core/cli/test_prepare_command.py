@@ -6,11 +6,11 @@ import os
 import resource
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from energon_lite.cli import output as command_output
 from energon_lite.cli import prepare as prepare_command
@@ -19,20 +19,15 @@ from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.prepare_by_command import FIELDS, document, written
+from tests.tables_by_hand import png
 from tests.testing import output_of, refusal_of, write_tar
 
 #: Without questions, one split.
 PLAIN = ("--non-interactive", "--split-ratio", "1,0,0")
 
 
-def done(data: Path, *options: str) -> str:
-    """What it says when it is done, without questions."""
-    return output_of("prepare", data, *options)
-
-
-def refused(data: Path, *options: str) -> str:
-    """What it says when it refuses."""
-    return refusal_of("prepare", data, *options)
+#: What it says when it is done, and when it refuses.
+done, refused = partial(output_of, "prepare"), partial(refusal_of, "prepare")
 
 
 def test_everything_by_options(data: Path) -> None:
@@ -45,7 +40,7 @@ def test_everything_by_options(data: Path) -> None:
     assert "Splits: train 4 samples in 2 shards; val 2 samples in 1 shard; test 2 samples in 1 shard" in output
     for name in (".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"):
         assert name in output and (data / ".nv-meta" / name).exists()
-    assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+    assert document(data)["field_map"] == json.loads(FIELDS)
     assert "Sample 1, key '001':" in output and '"text": "caption 1"' in output and "x" * 60 + "..." in output
 
 
@@ -101,7 +96,7 @@ def test_excluded_and_shuffled_shards(data: Path) -> None:
     done(data, "--non-interactive", "--split-ratio", "1,1,1", "--exclude", "s0", "--shuffle-tars")
     assert list(read_info(str(data))) == ["s1.tar", "s2.tar", "s3.tar"]
     split = document(data, "split.yaml")
-    assert [split["split_parts"][name] for name in ("train", "val", "test")] != [["s1.tar"], ["s2.tar"], ["s3.tar"]]  # type: ignore
+    assert [split["split_parts"][name] for name in ("train", "val", "test")] != [["s1.tar"], ["s2.tar"], ["s3.tar"]]
 
 
 def test_overwriting(data: Path) -> None:
@@ -171,7 +166,7 @@ def test_progress_on_a_terminal(
 def test_a_sample_loader_is_begun(data: Path) -> None:
     output = done(data, *PLAIN, "--sample-type", "TextSample")
     assert "sample_loader.py: complete it where it says TODO" in output
-    assert document(data)["part_filter"] == "sample_loader.py:part_filter"  # type: ignore[index]
+    assert document(data)["part_filter"] == "sample_loader.py:part_filter"
     assert (data / ".nv-meta/sample_loader.py").exists()
     assert "When sample_loader.py is complete" in output and "trust_code=True" in output.split("in Python")[1]
 
@@ -181,7 +176,7 @@ def test_the_fields_that_there_seem_to_be_are_proposed(data: Path) -> None:
     proposed = next(line for line in done(data, *options).splitlines() if "--field-map" in line)
     output = done(data, *options, *shlex.split(proposed))
     assert "Next, in Python" in output and "trust_code" not in output
-    assert document(data)["field_map"] == {"image": "png", "caption": "json[text]"}  # type: ignore[index]
+    assert document(data)["field_map"] == {"image": "png", "caption": "json[text]"}
 
 
 def test_json(data: Path) -> None:
@@ -250,12 +245,6 @@ def test_columns_beside_the_length(data: Path) -> None:
     assert shlex.split(file.command) == ["energon-lite", "prepare", str(data), "--tar-index-only", *columns]
 
 
-def picture(width: int, height: int, mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (width, height)).save(file, "png")
-    return file.getvalue()
-
-
 def array(*shape: int) -> bytes:
     file = io.BytesIO()
     np.save(file, np.zeros(shape, np.float32))
@@ -266,16 +255,16 @@ CAPTIONS = ["--sample-type", "CaptioningSample", "--field-map", '{"image": "png"
 CRUDE = ["--sample-type", "CrudeWebdataset"]
 #: What a newcomer may have: the parts of sample n, and what the data set is prepared with.
 DATA = {
-    "equal pictures": (lambda n: {"png": picture(4, 4), "txt": b"t"}, CAPTIONS),
-    "unequal pictures": (lambda n: {"png": picture(4 + n, 19 - n), "txt": b"t"}, CAPTIONS),
-    "grey and colour": (lambda n: {"png": picture(4, 4, ("RGB", "L")[n % 2]), "txt": b"t"}, CAPTIONS),
+    "equal pictures": (lambda n: {"png": png(4, 4), "txt": b"t"}, CAPTIONS),
+    "unequal pictures": (lambda n: {"png": png(4 + n, 19 - n), "txt": b"t"}, CAPTIONS),
+    "grey and colour": (lambda n: {"png": png(4, 4, mode=("RGB", "L")[n % 2]), "txt": b"t"}, CAPTIONS),
     "text": (lambda n: {"txt": b"word " * n}, ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}']),
     "arrays": (lambda n: {"npy": array(n + 1)}, ["--sample-type", "ImageSample", "--field-map", '{"image": "npy"}']),
     "answers": (
-        lambda n: {"jpg": picture(3 + n, 5), "json": json.dumps({"q": "?", "a": ["x"] * n}).encode()},
+        lambda n: {"jpg": png(3 + n, 5), "json": json.dumps({"q": "?", "a": ["x"] * n}).encode()},
         ["--sample-type", "VQASample", "--field-map", '{"image": "jpg", "context": "json[q]", "answers": "json[a]"}'],
     ),
-    "raw parts": (lambda n: {"png": picture(4 + n, 5), "json": b'{"n": 1}'}, CRUDE),
+    "raw parts": (lambda n: {"png": png(4 + n, 5), "json": b'{"n": 1}'}, CRUDE),
     "raw parts, some of them missing": (lambda n: {"txt": b"t", **({"cls": b"1"} if n % 2 else {})}, CRUDE),
     "raw dictionaries of several keys": (lambda n: {"json": json.dumps({f"key{n}": n}).encode()}, CRUDE),
 }

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+Write = Callable[..., Path]
+
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
@@ -18,7 +20,7 @@ def room(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def write(room: Path) -> Callable[..., Path]:
+def write(room: Path) -> Write:
     """Writes a document into the room; returns its path."""
 
     def write_document(text: str | bytes, name: str = "doc.yaml") -> Path:

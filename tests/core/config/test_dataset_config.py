@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import field
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,8 @@ from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load
 from energon_lite.errors import ConfigError
 from energon_lite.samples import SAMPLE_TYPES, Sample, edataclass
 from energon_lite.samples import CaptioningSample as OurCaptioningSample
-from tests.testing import told_of
+from tests.core.config.conftest import Write
+from tests.testing import CRUDE_YAML, told_of
 
 WRITTEN_BY_ENERGON = """\
 sample_type:
@@ -26,10 +25,8 @@ subflavors:
   nested: {a: [1, 2.5, null]}
 """
 
-CRUDE_BY_ENERGON = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
-
-def test_standard_as_energon_writes_it(write: Callable[..., Path]) -> None:
+def test_standard_as_energon_writes_it(write: Write) -> None:
     path = write(WRITTEN_BY_ENERGON)
     assert load_dataset_config(path) == DatasetConfig(
         kind="standard",
@@ -40,8 +37,8 @@ def test_standard_as_energon_writes_it(write: Callable[..., Path]) -> None:
     )
 
 
-def test_crude_as_energon_writes_it(write: Callable[..., Path]) -> None:
-    path = write(CRUDE_BY_ENERGON)
+def test_crude_as_energon_writes_it(write: Write) -> None:
+    path = write(CRUDE_YAML)
     assert load_dataset_config(path) == DatasetConfig(kind="crude", origin=str(path))
 
 
@@ -58,7 +55,7 @@ def test_crude_as_energon_writes_it(write: Callable[..., Path]) -> None:
         "__module__: megatron.energon\n__class__: CaptioningWebdataset",
     ],
 )
-def test_all_spellings_of_one_sample_type(spelling: str, write: Callable[..., Path]) -> None:
+def test_all_spellings_of_one_sample_type(spelling: str, write: Write) -> None:
     config = load_dataset_config(write(f"{spelling}\nfield_map: {{image: jpg, caption: txt}}\n"))
     assert (config.kind, config.sample_type) == ("standard", "CaptioningSample")
 
@@ -73,29 +70,19 @@ def test_energons_typed_classes_are_all_known() -> None:
         assert getattr(megatron.energon, name).__sample_type__.__name__ == TYPED_DATASETS[name]
 
 
-def test_optional_fields_may_be_left_out(write: Callable[..., Path]) -> None:
-    assert load_dataset_config(write("sample_type: OCRSample\nfield_map: {image: png, text: txt}\n")).field_map
-    config = load_dataset_config(
-        write("sample_type: OCRSample\nfield_map: {image: png, text: txt, words_text: json}\n")
-    )
-    assert config.field_map is not None and config.field_map["words_text"] == "json"
-
-
-def test_part_filter_of_a_crude_data_set(write: Callable[..., Path]) -> None:
+def test_part_filter_of_a_crude_data_set(write: Write) -> None:
     config = load_dataset_config(write("__class__: CrudeWebdataset\npart_filter: [jpg, json]\nsubflavors: {a: b}\n"))
     assert (config.part_filter, config.subflavors) == (["jpg", "json"], {"a": "b"})
 
 
-def test_empty_optional_keys_are_as_if_they_were_not_there(write: Callable[..., Path]) -> None:
+def test_empty_optional_keys_are_as_if_they_were_not_there(write: Write) -> None:
     text = "sample_type: TextSample\nfield_map: {text: txt}\nsubflavors:\nsample_loader: null\npart_filter: ~\n"
     config = load_dataset_config(write(text))
     assert (config.subflavors, config.sample_loader, config.part_filter) == ({}, None, None)
 
 
-def test_worker_options_of_energon_are_ignored_with_a_note(
-    write: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(CRUDE_BY_ENERGON + "parallel_shard_iters: 16\nshuffle_over_epochs: -1\n")
+def test_worker_options_of_energon_are_ignored_with_a_note(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(CRUDE_YAML + "parallel_shard_iters: 16\nshuffle_over_epochs: -1\n")
     with caplog.at_level(logging.INFO, logger="energon_lite"):
         assert load_dataset_config(path).kind == "crude"
     assert [message.split(" has")[0] for message in told_of(caplog, path)] == [
@@ -112,21 +99,19 @@ class PairSample(Sample):
     right: str = ""
 
 
-def test_a_sample_type_of_ones_own(write: Callable[..., Path]) -> None:
+def test_a_sample_type_of_ones_own(write: Write) -> None:
     text = f"sample_type: {{__module__: {__name__}, __class__: PairSample}}\nfield_map: {{left: txt}}\n"
     assert load_dataset_config(write(text), trust_code=True).sample_type is PairSample
 
 
-def test_missing_config_of_another_name_names_the_nearest(write: Callable[..., Path]) -> None:
+def test_missing_config_of_another_name_names_the_nearest(write: Write) -> None:
     path = write(WRITTEN_BY_ENERGON, "digits/.nv-meta/captions.yaml")
     with pytest.raises(ConfigError) as caught:
         load_dataset_config(path.with_name("caption.yaml"))
     assert caught.value.fix == f"did you mean {str(path)!r}?"
 
 
-def test_fields_without_defaults_are_the_required_ones(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fields_without_defaults_are_the_required_ones(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     @edataclass
     class ExtendedSample(OurCaptioningSample):
         note: str
@@ -140,7 +125,7 @@ def test_fields_without_defaults_are_the_required_ones(
         load_dataset_config(write("sample_type: ExtendedSample\nfield_map: {length: txt}\n"))
 
 
-def test_splits_of_its_own(write: Callable[..., Path]) -> None:
+def test_splits_of_its_own(write: Write) -> None:
     assert load_own_splits(write(WRITTEN_BY_ENERGON)) == (None, None)
     path = write(WRITTEN_BY_ENERGON + "split_config: years.yaml\nsplit_part: late\n")
     assert load_own_splits(path) == ("years.yaml", "late")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -18,43 +17,20 @@ from energon_lite.config.dataset import SplitConfig, load_split_config, split_ex
 from energon_lite.config.leaf_spec import Subset, read_subset
 from energon_lite.documents import from_plain
 from energon_lite.errors import ConfigError
+from tests.core.config.conftest import Write
 from tests.testing import told_of
 
-WRITTEN_BY_ENERGON = """\
-exclude: []
-split_parts:
-  train:
-  - shards/s{000..002}.tar
-  - shards/extra.tar
-  val:
-  - shards/s003.tar
-  test: []
-"""
 
-
-def test_as_energon_writes_it(write: Callable[..., Path]) -> None:
-    config = load_split_config(write(WRITTEN_BY_ENERGON))
-    assert config.split_parts == {
-        "train": ("shards/s000.tar", "shards/s001.tar", "shards/s002.tar", "shards/extra.tar"),
-        "val": ("shards/s003.tar",),
-        "test": (),
-    }
-    assert config.shards("val") == ("shards/s003.tar",)
-    assert config.shards("test") == ()
-    assert (config.exclude, config.excluded_samples) == ((), ())
-
-
-def test_exclude_takes_out_shards_and_names_samples(write: Callable[..., Path]) -> None:
+def test_exclude_takes_out_shards_and_names_samples(write: Write) -> None:
     text = """\
-split_parts: {train: ['s/{0..3}.tar'], val: [s/2.tar]}
-exclude: [s/1.tar, 's/{2,3}.tar/a/0{1..2}', s/0.tar/x.y]
+split_parts: {train: ['s/{01..03}.tar', s/00.tar], val: [s/02.tar], test: []}
+exclude: [s/01.tar, 's/{02,03}.tar/a/0{1..2}', s/00.tar/x.y]
 """
     config = load_split_config(write(text))
-    assert config.shards("train") == ("s/0.tar", "s/2.tar", "s/3.tar")
-    assert config.shards("val") == ("s/2.tar",)
-    assert config.excluded_samples == (
-        ("s/2.tar", "a/01"), ("s/2.tar", "a/02"), ("s/3.tar", "a/01"), ("s/3.tar", "a/02"), ("s/0.tar", "x.y"),
-    )  # fmt: skip
+    assert config.shards("train") == ("s/02.tar", "s/03.tar", "s/00.tar")
+    assert config.shards("val") == ("s/02.tar",) and config.shards("test") == ()
+    keys = {"s/02.tar": ("a/01", "a/02"), "s/03.tar": ("a/01", "a/02"), "s/00.tar": ("x.y",)}
+    assert config.excluded_samples == tuple((shard, key) for shard, those in keys.items() for key in those)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +49,7 @@ def test_where_the_shard_ends_and_the_key_begins(entry: str, pair: tuple[str, st
     assert split_exclusion(entry, {"a.tar", "d/b.tar"}) == pair
 
 
-def test_an_exclusion_that_matches_nothing_is_logged(
-    write: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exclusion_that_matches_nothing_is_logged(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     path = write("split_parts: {train: [a.tar]}\nexclude:\n- b.tar\n- a.tar/x\n- 'b.tar/{0..9}'\n")
     with caplog.at_level(logging.WARNING, logger="energon_lite"):
         config = load_split_config(path)
@@ -86,22 +60,18 @@ def test_an_exclusion_that_matches_nothing_is_logged(
     ]
 
 
-def test_an_unknown_split_names_those_that_there_are(write: Callable[..., Path]) -> None:
-    path = write(WRITTEN_BY_ENERGON)
-    with pytest.raises(ConfigError, match="has no split 'trian'") as caught:
+def test_an_unknown_split_names_those_that_there_are(write: Write) -> None:
+    path = write("split_parts: {train: [s.tar], val: [], test: []}")
+    said = rf"has no split 'trian'; expected one of: train, val, test[\s\S]*{path}[\s\S]*did you mean 'train'\?"
+    with pytest.raises(ConfigError, match=said):
         load_split_config(path).shards("trian")
-    assert caught.value.file == str(path)
-    assert caught.value.expected == "one of: train, val, test"
-    assert caught.value.fix == "did you mean 'train'?"
 
 
 def test_an_unknown_split_where_none_resembles_it() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="fix:   use one of: a, b"):
         SplitConfig({"a": (), "b": ()}).shards("zzz")
-    assert caught.value.fix == "use one of: a, b"
-    with pytest.raises(ConfigError, match="no splits at all") as caught:
+    with pytest.raises(ConfigError, match=r"no splits at all[\s\S]*energon-lite prepare"):
         SplitConfig({}).shards("train")
-    assert "energon-lite prepare" in str(caught.value.fix)
 
 
 def test_split_json_stands_in(room: Path) -> None:
@@ -143,10 +113,9 @@ def test_bounds(range_: tuple[Any, Any], samples: int, expected: tuple[int, int]
 
 @pytest.mark.parametrize(("range_", "samples"), [((3, 11), 10), ((11, "end"), 10), ((0, 1), 0)])
 def test_numbers_beyond_the_end(range_: tuple[Any, Any], samples: int) -> None:
-    with pytest.raises(ConfigError, match="beyond the end of the data set") as caught:
+    said = rf"beyond the end of the data set; expected .*up to {samples}.*; found .*{range_[1]}.*\n  where: x"
+    with pytest.raises(ConfigError, match=said):
         read(*range_).bounds(samples)
-    assert str(range_[1]) in (caught.value.found or "") and f"up to {samples}" in (caught.value.expected or "")
-    assert "x" in str(caught.value)
 
 
 def test_an_outer_range_is_a_part_of_the_inner_one() -> None:

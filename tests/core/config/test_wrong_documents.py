@@ -18,9 +18,8 @@ from energon_lite.config.dataset import load_dataset_config, load_own_splits, lo
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.documents import from_plain, load_yaml
 from energon_lite.errors import ConfigError, TrustError
+from tests.core.config.conftest import Write
 from tests.testing import nightly_but
-
-Write = Callable[..., Path]
 
 #: Readers of the documents of each file.
 READERS: dict[str, list[Callable[[Path], Any]]] = {
@@ -39,19 +38,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "wrong"), CASES)
-def test_wrong_document(kind: str, wrong: dict[str, str], write: Write) -> None:
+def test_wrong_document(kind: str, wrong: dict[str, Any], write: Write) -> None:
     check_wrong_document(kind, wrong, write)
 
 
-def check_wrong_document(kind: str, wrong: dict[str, str], write: Write) -> None:
+def check_wrong_document(kind: str, wrong: dict[str, Any], write: Write) -> None:
+    """Check what a message must say of a document, or of one beside it (``file``); FOLDER stands for theirs."""
     path = write(wrong["document"])
+    for name, text in wrong.get("beside", {}).items():
+        write(text, name)
+    where = path.with_name(wrong.get("file", path.name))
+    says = wrong["says"].replace("FOLDER", str(path.parent))
     for read in READERS[kind]:
         with pytest.raises(ConfigError) as caught:
             read(path)
         error, place = caught.value, wrong["place"]
-        assert (error.file, f"{error.line}:{error.column}", error.at) == (str(path), place, wrong.get("path"))
-        assert f"{path}:{place}" in str(error), "the place must be one that an editor can jump to"
-        assert wrong["says"] in str(error) and wrong.get("fix", "") in (error.fix or "")
+        assert (error.file, f"{error.line}:{error.column}", error.at) == (str(where), place, wrong.get("path"))
+        assert f"{where}:{place}" in str(error), "the place must be one that an editor can jump to"
+        assert says in str(error) and wrong.get("fix", "") in (error.fix or "")
         if kind != "metadatasets":
             assert isinstance(error, TrustError) == (kind == "untrusted")
 

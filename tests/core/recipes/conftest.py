@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+
+from tests.tables_by_hand import png
+from tests.testing import write_dataset
 
 CAPTIONING = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
 
 
-def _png(value: int) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(np.full((4, 4, 3), value, dtype=np.uint8)).save(out, format="PNG")
-    return out.getvalue()
-
-
 @pytest.fixture
-def images(tmp_path: Path, write_dataset: Any) -> Path:
+def images(tmp_path: Path) -> Path:
     """A captioning set of 12 images in two shards; number 5 is broken, number 8 has no caption."""
     samples: list[tuple[str, dict[str, bytes]]] = [
-        (str(number), {"png": _png(number), "txt": b"a square"}) for number in range(12)
+        (str(number), {"png": png(4, 4, (number, number, number)), "txt": b"a square"}) for number in range(12)
     ]
     samples[5][1]["png"] = samples[5][1]["png"][:40]
     del samples[8][1]["txt"]

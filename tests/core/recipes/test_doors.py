@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from energon_lite import (
     BestFit,
@@ -23,19 +22,15 @@ from energon_lite import (
     Reading,
     TaskEncoder,
     entry_points,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     register_source,
     register_strategy,
 )
 from energon_lite.batching import strategy as strategies
-from energon_lite.cli.main import main
 from energon_lite.errors import DatasetError, ShardChangedError, StateMismatchError, UsageError
 from energon_lite.loading import BatchObserver
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.read import source as sources
-from tests.testing import ALONE, alone, take
+from tests.testing import invoke, take, train_loader, val_loader
 
 
 class Numbers:
@@ -69,10 +64,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_source("odd", Odd)
 
 
-def texts(path: Any, function: Any = get_train_dataset, start: str = "", **options: Any) -> list[str]:
-    config = alone(2) if start else ALONE
-    dataset = function(path, worker_config=config, batch_size=4, **options)
-    with get_savable_loader(dataset, **({"start_method": start} if start else {})) as loader:
+def texts(path: Any, loader_of: Any = train_loader, start: str = "", **options: Any) -> list[str]:
+    options |= {"num_workers": 2, "start_method": start} if start else {}
+    with loader_of(path, batch_size=4, **options) as loader:
         return [text for batch in loader for text in batch["txt"]]
 
 
@@ -83,24 +77,24 @@ def test_an_epoch_of_a_source(start: str) -> None:
     assert sorted(found) == [f"text {n}" for n in range(9)] and found != sorted(found)
     assert found == texts("numbers://9", repeat=False)
     assert found != texts("numbers://9#other", repeat=False)  # another identity, another order
-    assert texts("numbers://3", get_val_dataset) == ["text 0", "text 1", "text 2"]
+    assert texts("numbers://3", val_loader) == ["text 0", "text 1", "text 2"]
 
 
 def test_parts_are_decoded_by_their_names() -> None:
-    (batch,) = get_savable_loader(get_val_dataset("numbers://2", worker_config=ALONE, batch_size=2))
+    (batch,) = val_loader("numbers://2", batch_size=2)
     assert (batch["txt"], batch["json"], batch["n"]) == (["text 0", "text 1"], [[0], [1]], [0, 1])
     assert batch["__key__"] == ["0", "1"] and batch["__sources__"][1].dataset_path == "numbers://2"
 
     class Raw(TaskEncoder):
         decoder: SampleDecoder | None = None
 
-    (batch,) = get_savable_loader(get_val_dataset("numbers://1", worker_config=ALONE, batch_size=1, task_encoder=Raw()))
+    (batch,) = val_loader("numbers://1", batch_size=1, task_encoder=Raw())
     assert batch["txt"] == [b"text 0"] and batch["n"] == [0]
 
 
 def test_a_state_of_another_source_is_refused() -> None:
     def loader(path: str) -> Any:
-        return get_savable_loader(get_train_dataset(path, worker_config=ALONE, batch_size=2))
+        return train_loader(path, batch_size=2)
 
     with loader("numbers://50") as one, loader("numbers://50") as again, loader("numbers://50#new") as other:
         take(one, 4)
@@ -114,19 +108,17 @@ def test_a_state_of_another_source_is_refused() -> None:
 def test_subsets_and_lengths_of_a_source() -> None:
     part = {"path": "numbers://10", "subset": {"range": [4, 7]}}
     document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"val": part}}
-    assert texts(document, get_val_dataset) == ["text 4", "text 5", "text 6"]
-    dataset = get_val_dataset("numbers://5", worker_config=ALONE, batching={"strategy": "best_fit", "capacity": 8})
-    with get_savable_loader(dataset) as loader:
+    assert texts(document, val_loader) == ["text 4", "text 5", "text 6"]
+    batching = {"strategy": "best_fit", "capacity": 8}
+    with val_loader("numbers://5", batching=batching) as loader:
         assert [len(batch["txt"]) for batch in loader] == [2, 2, 1]
     register_source("bare", type("Bare", (Numbers,), {"column": None}))
-    with pytest.raises(UsageError, match="has no column 'length'") as error:
-        get_val_dataset("bare://3", worker_config=ALONE, batching={"strategy": "best_fit", "capacity": 8})
-    assert "give it a method column(name)" in str(error.value.fix)
+    with pytest.raises(UsageError, match=r"has no column 'length'[\s\S]*give it a method column\(name\)"):
+        val_loader("bare://3", batching=batching)
 
 
 def test_samples_of_a_source_that_fail_are_counted(tmp_path: Path) -> None:
-    dataset = get_val_dataset("odd://5", worker_config=ALONE, batch_size=2)
-    with get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl") as loader:
+    with val_loader("odd://5", batch_size=2, quarantine=tmp_path / "bad.jsonl") as loader:
         assert [n for batch in loader for n in batch["n"]] == [2, 4]
         reasons = " ".join(reason["reason"] for reason in loader.stats()["reasons"])
         assert loader.stats()["failed"] == 3
@@ -192,7 +184,7 @@ def test_a_column_has_a_number_for_each_sample(values: Any) -> None:
     register_source("wrong", Wrong)
     batching = ByTokens(BestFit(Capacity(8)), length_column="tokens")
     with pytest.raises(EnergonLiteError, match="column 'tokens' of the source has the shape"):
-        get_train_dataset("wrong://4", worker_config=ALONE, batching=batching)
+        train_loader("wrong://4", batching=batching)
 
 
 @pytest.fixture
@@ -217,8 +209,7 @@ def test_a_strategy_of_ones_own(column: str | None) -> None:
     made = []
     for strategy in (Twos(), {"strategy": "twos", "skip": 0}):
         batching = ByTokens(strategy, length_column=column, length_field=None if column else "txt")
-        dataset = get_val_dataset("numbers://5", worker_config=ALONE, batching=batching)
-        with get_savable_loader(dataset) as loader:
+        with val_loader("numbers://5", batching=batching) as loader:
             made.append([batch["n"] for batch in loader])
             state = loader.save_state_rank()
             loader.restore_state_rank(state)
@@ -235,11 +226,10 @@ def test_strategies_that_cannot_be() -> None:
         def plan(self, lengths: Any, *, seed: int = 0, key_lengths: Any = None) -> Any: ...
 
     for cls, words in ((Melted, "not a strategy"), (int, "not a strategy"), (type("Other", (Twos,), {}), "is taken")):
-        with pytest.raises(UsageError, match=words) as error:
+        with pytest.raises(UsageError, match=rf"{words}[\s\S]*fix: "):
             register_strategy("twos")(cls)
-        assert error.value.fix
     with pytest.raises(UsageError, match="'twos' is the name of a strategy, not a file"):
-        get_val_dataset("numbers://5", worker_config=ALONE, batching=ByTokens("twos"))
+        val_loader("numbers://5", batching=ByTokens("twos"))
 
 
 def test_micro_batches_of_groups() -> None:
@@ -265,17 +255,13 @@ class Sized(BatchObserver):
 
 
 def test_observers_that_cannot_be() -> None:
-    dataset = get_val_dataset("numbers://5", worker_config=ALONE)
     for observer in (Sized, 7):
         with pytest.raises(UsageError, match="which is no BatchObserver"):
-            get_savable_loader(dataset, observers=[observer])  # type: ignore[list-item]
+            val_loader("numbers://5", observers=[observer])
     for observers in ([Sized("batches")], [Sized("a"), Sized("a")]):
-        with (
-            get_savable_loader(dataset, observers=observers) as loader,
-            pytest.raises(UsageError, match="has an entry"),
-        ):
+        with val_loader("numbers://5", observers=observers) as loader, pytest.raises(UsageError, match="has an entry"):
             loader.stats()
-    with get_savable_loader(dataset, observers=Sized("alone")) as loader:  # type: ignore[arg-type]
+    with val_loader("numbers://5", observers=Sized("alone")) as loader:
         assert loader.stats()["alone"] == {}
 
 
@@ -292,11 +278,7 @@ def test_observers_that_cannot_be() -> None:
             "mine",
             "'list' object has no attribute 'first'",
         ),
-        (
-            "COMMANDS = {'mine': Command('json:loads', '')}",
-            "mine",
-            "the command 'mine' is a function, not a click",
-        ),
+        ("COMMANDS = {'mine': Command('json:loads', '')}", "mine", "the command 'mine' is a function, not a click"),
     ],
 )
 def test_guests_that_cannot_be(
@@ -313,8 +295,8 @@ def test_guests_that_cannot_be(
     for cached in (entry_points._guests, entry_points._merged):
         cached.cache_clear()
     try:
-        result = CliRunner().invoke(main, ["mine"] if named == "mine" else ["-h"])
-        assert result.exit_code and says in result.output and isinstance(result.exception, SystemExit)
+        result = invoke("mine" if named == "mine" else "-h")
+        assert result.exit_code and says in result.output
     finally:
         sys.modules.pop("guest_of_tests", None)
         for cached in (entry_points._guests, entry_points._merged):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,29 @@ import pytest
 
 from energon_lite import (
     EnergonLiteError,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
 )
 from energon_lite.trainer.tokenizing.tokenize_command import read_metadata
-from tests.testing import ALONE, invoke
+from tests.testing import ALONE, invoke, metadataset, train_loader, write_dataset
 
 CRUDE = "CrudeWebdataset"
 
 
 @pytest.fixture
-def room(tmp_path: Path, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a data set, a blend and a JSONL file."""
     shard = [(str(number), {"txt": b"a"}) for number in range(8)]
     write_dataset(tmp_path / "prose", {"0.tar": shard})
-    (tmp_path / "blend.yaml").write_text(_blend(tmp_path / "prose"))
+    (tmp_path / "blend.yaml").write_text(json.dumps(metadataset({"path": str(tmp_path / "prose")})))
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(8)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def _blend(path: Any) -> str:
-    return (
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
-        f"  train: {{path: '{path}'}}\n  val: {{path: '{path}'}}\n"
-    )
-
-
 def batches(path: Any) -> list[Any]:
-    dataset = get_train_dataset(path, batch_size=2, worker_config=ALONE, repeat=False)
-    with get_savable_loader(dataset) as loader:
+    with train_loader(path, batch_size=2, repeat=False) as loader:
         return [list(batch["__key__"]) if isinstance(batch, dict) else list(batch.__key__) for batch in loader]
 
 
@@ -50,16 +40,14 @@ def batches(path: Any) -> list[Any]:
 def test_a_file_url_is_its_path(room: Path, name: str) -> None:
     path = room / name
     assert batches(f"file://{path}") == batches(path)
-    (room / "outer.yaml").write_text(_blend(f"file://{path}"))
+    (room / "outer.yaml").write_text(json.dumps(metadataset({"path": f"file://{path}"})))
     assert batches(room / "outer.yaml") == batches(path) == batches(f"file://{room}/outer.yaml")
     assert len(get_val_datasets(f"file://{path}", batch_size=2, worker_config=ALONE)) == 1
 
 
 def test_a_state_of_a_file_url_fits_its_path(room: Path) -> None:
-    def loader(path: str) -> Any:
-        return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=ALONE))
-
-    with loader(f"file://{room}/prose") as one, loader(str(room / "prose")) as other:
+    one, other = (train_loader(path, batch_size=2) for path in (f"file://{room}/prose", room / "prose"))
+    with one, other:
         next(iter(one))
         other.restore_state_rank(one.save_state_rank())
 

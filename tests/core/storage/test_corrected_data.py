@@ -22,14 +22,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import ReadAhead, Reading, TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import ReadAhead, Reading, TaskEncoder
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.extras.remote import read_ahead as reading_ahead
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import prepare_dataset
+from tests.servers import upload
 from tests.tables_by_hand import write_mds, write_megatron
-from tests.testing import ALONE, alone, examples, output_of, text_dataset, write_tar
+from tests.testing import examples, output_of, text_dataset, train_loader, val_loader, write_tar
 
 
 def make(path: Path, word: str) -> None:
@@ -76,9 +77,7 @@ CORRECTIONS = [in_place, by_rename, by_rename_with_its_time, whole_folder]
 
 
 def texts(path: Any, read_ahead: ReadAhead | None = None) -> set[str]:
-    reading = Reading(read_ahead=read_ahead)
-    dataset = get_val_dataset(path, batch_size=4, worker_config=ALONE, reading=reading)
-    with get_savable_loader(dataset) as loader:
+    with val_loader(path, batch_size=4, reading=Reading(read_ahead=read_ahead)) as loader:
         return {text.partition(" ")[0] for batch in loader for text in batch.text}
 
 
@@ -126,24 +125,19 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fs.pseudo_dirs[:] = [""]
 
 
-def upload(memory: Any, path: Path, pattern: str = "**/*") -> None:
-    for file in path.glob(pattern):
-        if file.is_file():
-            memory.pipe_file(f"/bucket/data/{file.relative_to(path)}", file.read_bytes())
-
-
 @pytest.mark.parametrize("prepared_again", [True, False])
-def test_behind_a_url(prepared_again: bool, memory: Any, tmp_path: Path) -> None:
-    path, url = tmp_path / "data", "memory://bucket/data"
+@pytest.mark.usefixtures("memory")
+def test_behind_a_url(prepared_again: bool, tmp_path: Path) -> None:
+    path = tmp_path / "data"
     make(path, "wrong")
     prepare(path)
-    upload(memory, path)
+    url = upload(path, "bucket/data")
     for read_ahead in read_aheads(tmp_path):
         assert texts(url, read_ahead) == {"first", "wrong"}
     in_place(path, "right")
     if prepared_again:
         prepare(path)
-    upload(memory, path, "**/*" if prepared_again else "*.tar")
+    upload(path, "bucket/data", "*" if prepared_again else "*.tar")
     for read_ahead in read_aheads(tmp_path):
         assert texts(url, read_ahead) == {"first", "right"}, read_ahead
 
@@ -154,8 +148,7 @@ def test_a_jsonl_file(remote: bool, memory: Any, tmp_path: Path) -> None:
         return b"".join(b'{"text": "%b %d"}\n' % ((word if n > 60 else "first").encode(), n) for n in range(80))
 
     def read(read_ahead: ReadAhead | None) -> set[str]:
-        dataset = get_val_dataset(path, batch_size=4, worker_config=ALONE, reading=Reading(read_ahead=read_ahead))
-        with get_savable_loader(dataset) as loader:
+        with val_loader(path, batch_size=4, reading=Reading(read_ahead=read_ahead)) as loader:
             return {one.partition(" ")[0] for batch in loader for one in batch["json"]["text"]}
 
     path = "memory://bucket/a.jsonl" if remote else str(tmp_path / "a.jsonl")
@@ -187,7 +180,7 @@ def test_a_store_of_a_data_set(correct: Callable[[Path, str], None], tmp_path: P
 
 
 def last_of(path: str, part: str) -> Any:
-    with get_savable_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)) as loader:
+    with val_loader(path, batch_size=1) as loader:
         return [batch[part][0] for batch in loader][-1]
 
 
@@ -230,12 +223,9 @@ class OneByOne(Patient):
         return sample
 
 
-def read(path: Path, encoder: TaskEncoder, workers: int = 0, **reading: Any) -> tuple[dict[str, str], int, str]:
+def read(path: Path, encoder: TaskEncoder, **reading: Any) -> tuple[dict[str, str], int, str]:
     """All texts by key, how many samples failed, and what was said of them."""
-    dataset = get_val_dataset(
-        path, batch_size=4, worker_config=alone(workers), task_encoder=encoder, reading=Reading(**reading)
-    )
-    with get_savable_loader(dataset) as loader:
+    with val_loader(path, batch_size=4, task_encoder=encoder, reading=Reading(**reading)) as loader:
         found = {key: text for batch in loader for key, text in zip(batch.__key__, batch.text, strict=True)}
         return found, loader.stats()["failed"], str(loader.stats())
 
@@ -281,9 +271,7 @@ def test_damaged_samples_fail_and_all_others_are_right(
 def test_zeros_in_a_shard_become_no_text_of_a_run(workers: int, data: Path) -> None:
     measure_checksums(data)
     windows = {"batch_size": 5, "shuffle_buffer_size": 10, "max_samples_per_sequence": 5}
-    config = alone(workers)
-    dataset = get_train_dataset(data, split_part="val", worker_config=config, task_encoder=Patient(), **windows)
-    with get_savable_loader(dataset) as loader:
+    with train_loader(data, workers, split_part="val", task_encoder=Patient(), **windows) as loader:
         batches = iter(loader)
         next(batches)
         damage(data, {3, 17, 31})
@@ -322,6 +310,6 @@ def test_checksums_of_a_jsonl_file(tmp_path: Path) -> None:
         file.seek(1000)
         file.write(path.read_bytes()[1000:1100].replace(b"t", b"X"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with get_savable_loader(get_val_dataset(path, batch_size=4, worker_config=ALONE)) as loader:
+    with val_loader(path, batch_size=4) as loader:
         texts = [text for batch in loader for text in batch["json"]["text"]]
         assert loader.stats()["failed"] > 3 and len(texts) > 80 and not any("X" in text for text in texts)

@@ -6,6 +6,7 @@ import pickle
 import sys
 import zipfile
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -71,14 +72,12 @@ def test_several_arrays() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 4), ()])
-def test_most_headers_of_arrays_are_not_parsed_as_source(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_headers_of_arrays_are_not_parsed_as_source(shape: tuple[int, ...]) -> None:
     """Which takes longer than all the rest."""
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     data = saved(np.save, array)
-    monkeypatch.setattr(np.lib.format, "read_magic", None)
-    assert np.array_equal(part_decoder._decode_array(data), array)
+    with patch.object(np.lib.format, "read_magic", None):
+        assert np.array_equal(part_decoder._decode_array(data), array)
 
 
 @given(
@@ -107,9 +106,7 @@ def test_an_array_that_is_cut_off(cut: int) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (7, 33), (64, 48)])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_the_jpeg_decoder_does_not_change_a_pixel(
-    size: tuple[int, int], subsampling: int, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jpeg_decoder_does_not_change_a_pixel(size: tuple[int, int], subsampling: int, mode: str) -> None:
     rng = np.random.default_rng(0)
     for progressive, quality in ((False, 30), (True, 80), (False, 97)):
         noise = rng.integers(0, 255, (size[1], size[0], 4), dtype=np.uint8)
@@ -118,22 +115,19 @@ def test_the_jpeg_decoder_does_not_change_a_pixel(
         for form in ("rgb8", "torchrgb", "torchrgb8", "l8", "rgba8"):
             decoder = SampleDecoder(image_decode=form)
             quick = decoder.decode("jpg", data)
-            with monkeypatch.context() as patch:
-                patch.setitem(sys.modules, "simplejpeg", None)
+            with patch.dict(sys.modules, {"simplejpeg": None}):
                 slow = decoder.decode("jpg", data)
             assert quick.dtype == slow.dtype
             np.testing.assert_array_equal(quick, slow)
 
 
-def test_a_damaged_jpeg_is_the_same_error_with_any_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_jpeg_is_the_same_error_with_any_decoder() -> None:
     data = picture(BLACK, "JPEG")
     for cut in (3, 100, 300, len(data) - 40):
         with pytest.raises(DecodeError) as quick:
             SampleDecoder().decode("jpg", data[:cut])
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "simplejpeg", None)
-            with pytest.raises(DecodeError) as slow:
-                SampleDecoder().decode("jpg", data[:cut])
+        with patch.dict(sys.modules, {"simplejpeg": None}), pytest.raises(DecodeError) as slow:
+            SampleDecoder().decode("jpg", data[:cut])
         assert str(quick.value) == str(slow.value)
 
 
@@ -200,12 +194,12 @@ def test_what_a_few_bytes_may_become_is_bounded(part: str, data: bytes) -> None:
     decoder = SampleDecoder(image_decode="rgb8", max_unpacked_bytes=10 * MB)
     tracemalloc.start()
     try:
-        with pytest.raises(DecodeError, match=rf"part '{part[:3]}.*unpacks to more than {10 * MB} bytes") as caught:
+        said = rf"part '{part[:3]}.*unpacks to more than {10 * MB} bytes[\s\S]*max_unpacked_bytes"
+        with pytest.raises(DecodeError, match=said):
             decoder.decode(part, data)
         assert tracemalloc.get_traced_memory()[1] < 25 * MB
     finally:
         tracemalloc.stop()
-    assert "max_unpacked_bytes" in str(caught.value)
     assert pickle.loads(pickle.dumps(SampleDecoder(max_unpacked_bytes=None))).decode(part, data) is not None
 
 
@@ -255,6 +249,11 @@ def test_an_unknown_form() -> None:
         SampleDecoder(image_decode="torchrbg")
 
 
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code that came with the data was run",))
+
+
 @pytest.mark.parametrize(
     ("part", "data", "message"),
     [
@@ -267,16 +266,13 @@ def test_an_unknown_form() -> None:
         ("npy", b"no", "part 'npy'"),
         ("txt.gz", b"no", "part 'txt.gz'"),
         ("json.gz", gzip.compress(b"{", mtime=0), "part 'json'"),
+        ("npy", saved(np.save, np.array([Bomb()])), "allow_pickle"),
+        ("npz", saved(np.savez, a=np.array([Bomb()])), "allow_pickle"),
     ],
 )
 def test_broken_parts(part: str, data: bytes, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
         SampleDecoder().decode(part, data)
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (pytest.fail, ("code that came with the data was run",))
 
 
 @pytest.mark.parametrize("part", ["pth", "pkl", "pickle", "pyd", "model.pth", "pkl.gz"])
@@ -289,14 +285,6 @@ def test_pickles_are_refused(part: str) -> None:
 def test_what_is_refused_by_its_name_alone() -> None:
     decoder = SampleDecoder(handlers={"own": len})
     assert [decoder.refuses(part) for part in ("pkl", "own", "json.gz", "txt", "bin")] == [True, *[False] * 4]
-
-
-@pytest.mark.parametrize("part", ["npy", "npz"])
-def test_arrays_of_objects_are_refused(part: str) -> None:
-    array = np.array([Bomb()], dtype=object)
-    data = saved(np.save, array) if part == "npy" else saved(np.savez, a=array)
-    with pytest.raises(DecodeError, match="allow_pickle"):
-        SampleDecoder().decode(part, data)
 
 
 def test_trusted_pickles() -> None:
@@ -323,9 +311,8 @@ def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL", None)
     for part in ("png", "seg.png.gz"):
         said = f"part '{part.removesuffix('.gz')}' needs a package that is not installed: .*PIL"
-        with pytest.raises(FatalSampleError, match=said) as error:
+        with pytest.raises(FatalSampleError, match=rf"{said}[\s\S]*pip install 'energon-lite\[image\]'"):
             SampleDecoder().decode(part, gzip.compress(data) if part.endswith("gz") else data)
-        assert "pip install 'energon-lite[image]'" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("part", ["txt.gz", "json", "npy", "own"])

@@ -36,7 +36,6 @@ from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.files.stored_array import FileBody, StoredArray, open_arrays
 from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.accidents import damaged
 from tests.testing import descriptors, examples, in_time, told_of
@@ -146,13 +145,6 @@ def test_a_lock_that_cannot_be_removed_is_given_back(tmp_path: Path, monkeypatch
 # -- files that are opened
 
 
-@pytest.fixture
-def prepared(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    prepare_dataset(ten, split_ratio="1,0,0", crude=True)
-    return ten
-
-
 def into_pipe(path: Path | str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path):
@@ -177,16 +169,16 @@ def test_what_is_no_file_is_not_there(tmp_path: Path, name: str) -> None:
     assert not descriptors() - before
 
 
-def test_what_became_a_pipe_is_made_again_or_missing(prepared: Path) -> None:
-    index = prepared / ".nv-meta/energon_lite.idx"
+def test_what_became_a_pipe_is_made_again_or_missing(data: Path) -> None:
+    index = data / ".nv-meta/energon_lite.idx"
     into_pipe(index)
-    assert len(in_time(lambda: WebdatasetSource.open(prepared))) == 10 and index.is_file()
-    write_column(prepared, "length", range(10))
-    (column,) = ColumnFile.stored(str(prepared), "length")
+    assert len(in_time(lambda: WebdatasetSource.open(data))) == 10 and index.is_file()
+    write_column(data, "length", range(10))
+    (column,) = ColumnFile.stored(str(data), "length")
     assert column.path == column_path(os.path.dirname(column.path), "length")
     into_pipe(column.path)
-    assert in_time(lambda: ColumnFile.stored(str(prepared), "length")) == []
-    files = Shards(str(prepared))
+    assert in_time(lambda: ColumnFile.stored(str(data), "length")) == []
+    files = Shards(str(data))
     files.write_failure("a.tar")
     assert files.find(["a.tar", "b.tar"]) == {"a.tar": None}
     into_pipe(files.path("a.tar"))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from energon_lite import TaskEncoder, get_savable_loader, get_val_dataset
+from energon_lite import TaskEncoder
 from energon_lite.errors import ConfigError, DecodeError, UsageError
 from energon_lite.storage import (
     Fitted,
@@ -33,7 +33,7 @@ from energon_lite.storage import (
 )
 from energon_lite.storage.samples.image_decoding import IMAGE_FORMS
 from tests.accidents import damaged
-from tests.testing import ALONE, examples, write_dataset
+from tests.testing import examples, val_loader, write_dataset
 
 #: Differences between torch's filters and Pillow's, in levels.
 ROUNDING = 2
@@ -350,7 +350,7 @@ def batches_of(path: Path, size: str, **decoder: Any) -> list[Any]:
     samples = [(f"{n:02d}", {"jpg": stored(content("smooth", 120, 160, n))}) for n in range(12)]
     write_dataset(path, {"a.tar": samples}, dataset_yaml=f"sample_type: ImageSample\nfield_map: {{image: jpg}}\n{size}")
     encoder = type("Own", (TaskEncoder,), {"decoder": SampleDecoder(**decoder)})()
-    with get_savable_loader(get_val_dataset(path, worker_config=ALONE, batch_size=4, task_encoder=encoder)) as loader:
+    with val_loader(path, batch_size=4, task_encoder=encoder) as loader:
         return [batch.image for batch in loader]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import told_of
+from tests.testing import told_of, write_members
 
 
 @pytest.fixture
@@ -46,15 +48,6 @@ def test_info_of_old_data_sets(root: str) -> None:
     assert nv_meta.is_prepared(root) and nv_meta.read_info(root) == {"a.tar": 5}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"shard_counts": {"a": -1}}', '{"shard_counts": {"a": true}}', '{"shard_counts": [1]}']
-)
-def test_a_damaged_info(root: str, text: str) -> None:
-    Path(root, ".nv-meta/.info.json").write_text(text)
-    with pytest.raises(DataIndexError, match=r"list of shards is damaged[\s\S]*\.info\.json[\s\S]*--force-overwrite"):
-        nv_meta.read_info(root)
-
-
 OUTSIDE = (
     *("/etc/passwd", "../x.tar", "a/../../x.tar", "..", ""),
     *("s3://b/x.tar", "file:///x.tar", "a\0b", "a/..", "\ud800"),
@@ -66,9 +59,8 @@ OUTSIDE = (
 def test_shards_outside_of_the_folder(root: str, shard: str, name: str) -> None:
     """What a folder says about itself may be anybody's words: they lead to no file outside of it."""
     Path(root, ".nv-meta", name).write_text(json.dumps({"shard_counts": {"a.tar": 1, shard: 2}}))
-    with pytest.raises(DataIndexError, match=rf"(outside of|damaged)[\s\S]*{name}[\s\S]*fix") as caught:
+    with pytest.raises(DataIndexError, match=rf"(outside of|damaged)[\s\S]*{name}[\s\S]*fix: "):
         nv_meta.read_info(root)
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("shard", ["a.tar", "sub/d.d/a..b.tar", "...tar", "./a.tar", "caf\udce9.tar"])
@@ -79,12 +71,18 @@ def test_shards_inside_of_the_folder(root: str, shard: str) -> None:
 
 @pytest.mark.parametrize("name", [nv_meta.INFO_JSON, nv_meta.INFO_YAML])
 @pytest.mark.parametrize(
-    "data", [b"\xff\xfe", b"[" * 100_000, b'{"shard_counts": {"a": ' + b"9" * 5000 + b"}}", b"- " * 9000]
+    "data",
+    [
+        *(b"", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b"- " * 9000),
+        *(b'{"shard_counts": %b}' % counts for counts in (b"[1]", b'{"a": -1}', b'{"a": true}')),
+        b'{"shard_counts": {"a": ' + b"9" * 5000 + b"}}",
+    ],
+    ids=range(10),
 )
-def test_files_that_cannot_be_read(root: str, name: str, data: bytes) -> None:
-    """Not UTF-8, nested without end, numbers without end: an error that names the file."""
+def test_a_damaged_info(root: str, name: str, data: bytes) -> None:
+    """Also not UTF-8, nested without end, numbers without end: an error that names the file."""
     Path(root, ".nv-meta", name).write_bytes(data)
-    with pytest.raises(DataIndexError, match=rf"damaged[\s\S]*{name}"):
+    with pytest.raises(DataIndexError, match=rf"list of shards is damaged[\s\S]*{name}[\s\S]*--force-overwrite"):
         nv_meta.read_info(root)
 
 
@@ -124,9 +122,9 @@ def test_uuid(root: str) -> None:
         nv_meta.read_uuid(root)
 
 
-def test_tar_index(make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nv_meta, "_LARGEST", 23)  # no limit of this file, which has 8 bytes a sample
-    make_tar("s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
+    write_members(tmp_path / "s/a.0.tar", [("0.txt", b"x"), ("0.cls", b"x"), ("1.txt", b"x" * 600)])
     scan, path = scan_shard(str(tmp_path), "s/a.0.tar"), tmp_path / "s/a.0.tar.idx"
     for earlier in (b"", bytes(24), bytes(25)):
         path.write_bytes(earlier)
@@ -200,14 +198,15 @@ def test_two_data_sets_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
     assert index_places(str(tmp_path / "a/data"))[1] != index_places(str(tmp_path / "b/data"))[1]
 
 
-def test_is_made_again_when_another_tool_has_prepared_anew(foreign: Path, make_tar: Callable[..., Path]) -> None:
+def test_is_made_again_when_another_tool_has_prepared_anew(foreign: Path) -> None:
     prepare_dataset(foreign, split_ratio="1,0,0", force_overwrite=True)
-    make_tar("ten/sub/c.tar", [("x.txt", b""), ("y.txt", b""), ("z.txt", b"z" * 30_000)])  # other samples, same number
+    # Other samples, the same number.
+    write_members(foreign / "sub/c.tar", [("x.txt", b""), ("y.txt", b""), ("z.txt", b"z" * 30_000)])
     (foreign / ".nv-meta/index.uuid").write_text("1-1-1")
     assert last_key(foreign) == "z"
 
 
-def test_is_made_again_when_shards_were_added_or_reordered(foreign: Path, make_tar: Callable[..., Path]) -> None:
+def test_is_made_again_when_shards_were_added_or_reordered(foreign: Path) -> None:
     assert last_key(foreign) == "9"
     counts = {"sub/c.tar": 3, "b.tar": 3, "a.tar": 4}
     (foreign / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
@@ -221,8 +220,8 @@ def test_a_damaged_index_is_made_again(foreign: Path, caplog: pytest.LogCaptureF
     assert last_key(foreign) == "9" and "too short" in caplog.text
 
 
-def test_shards_that_do_not_fit_the_preparation(foreign: Path, make_tar: Callable[..., Path]) -> None:
-    make_tar("ten/b.tar", [("4.txt", b"")])
+def test_shards_that_do_not_fit_the_preparation(foreign: Path) -> None:
+    write_members(foreign / "b.tar", [("4.txt", b"")])
     with pytest.raises(ShardChangedError, match=r"has 1 sample, but 3 when[\s\S]*b.tar[\s\S]*--force-overwrite"):
         WebdatasetSource.open(foreign)
 
@@ -233,25 +232,18 @@ def test_shards_that_cannot_be_read(foreign: Path) -> None:
         WebdatasetSource.open(foreign)
 
 
-def _open(path: str, barrier: object, results: object) -> None:
-    made = []
-    make = index_cache.PackedIndex.from_scans
-    index_cache.PackedIndex.from_scans = lambda *args, **more: made.append(1) or make(*args, **more)  # type: ignore
-    barrier.wait()  # type: ignore[attr-defined]
-    results.put((last_key(Path(path)), len(made)))  # type: ignore[attr-defined]
-
-
 def test_many_ranks_at_once(foreign: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(6), context.Queue()
-    ranks = [context.Process(target=_open, args=(str(foreign), barrier, results)) for _ in range(6)]
-    for rank in ranks:
-        rank.start()
-    found = [results.get(timeout=300) for _ in ranks]
-    for rank in ranks:
-        rank.join()
-    assert [key for key, _ in found] == ["9"] * 6
-    assert sum(made for _, made in found) == 1  # one made it, the others waited
+    """One makes the index, the others wait."""
+    together = Barrier(6)
+
+    def rank(_: int) -> str:
+        together.wait(100)
+        return last_key(foreign)
+
+    make = index_cache.PackedIndex.from_scans
+    with patch.object(index_cache.PackedIndex, "from_scans", side_effect=make) as made, ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(rank, range(6))) == ["9"] * 6
+    assert made.call_count == 1
 
 
 def test_a_lock_that_is_a_link_is_not_followed(foreign: Path, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
 from energon_lite.storage.files.array_file import ALIGN, BLOCK
 from energon_lite.storage.index.column_file import column_path, write_column_file
@@ -31,7 +30,7 @@ from energon_lite.storage.tar_scan import scan_shard
 from tests.core.storage.memory_work import LENGTHS, look_up, open_huge, read_everything, use_huge
 from tests.core.storage.test_packed_index import scan_of
 from tests.private_memory import private_growth
-from tests.testing import ALONE, in_time
+from tests.testing import in_time, train_loader, write_members
 
 on_linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 SCRIPT = Path(__file__).parents[3] / "tools/bench/open_at_scale.py"
@@ -53,23 +52,18 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(os, "stat", noting(os.stat, stats))
         patch.setattr(builtins, "open", noting(builtins.open, names))
         patch.setattr(os, "open", noting(os.open, names))
-        dataset = get_train_dataset(
-            folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ALONE
-        )
-        with get_savable_loader(dataset) as loader:
+        with train_loader(folder, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None) as loader:
             next(iter(loader))
     assert sum(name.endswith(".tar") for name in stats) <= 1000
     return names
 
 
 @pytest.mark.usefixtures("quick_disk")
-def test_opening_touches_few_shards_of_two_thousand(
-    make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_touches_few_shards_of_two_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = {}
     for shards in (5, 2000):
         folder = tmp_path / f"d{shards}"
-        whole = make_tar("one.tar", [("0.txt", b"text")]).read_bytes()[:2048]
+        whole = write_members(tmp_path / "one.tar", [("0.txt", b"text")]).read_bytes()[:2048]
         folder.mkdir()
         for shard in range(shards):
             (folder / f"{shard:04d}.tar").write_bytes(whole)
@@ -136,9 +130,9 @@ def test_a_look_up_that_fails_ends_the_measuring(ten: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("shards", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 @on_linux
-def test_four_workers_read_everything(shards: int, tmp_path: Path, make_tar: Callable[..., Path]) -> None:
+def test_four_workers_read_everything(shards: int, tmp_path: Path) -> None:
     """Links to one shard of a thousand samples stand in for many; the nightly run reads 10^6 samples."""
-    one = make_tar("one.tar", [(f"{i:03d}.txt", b"x" * 100) for i in range(1000)])
+    one = write_members(tmp_path / "one.tar", [(f"{i:03d}.txt", b"x" * 100) for i in range(1000)])
     scan = scan_shard(str(tmp_path), "one.tar")
     names = [f"{number:04d}.tar" for number in range(shards)]
     (tmp_path / "d/.nv-meta").mkdir(parents=True)

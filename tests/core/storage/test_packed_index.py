@@ -25,7 +25,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import ShardScan
 from tests.accidents import damaged
-from tests.testing import examples
+from tests.testing import examples, write_members
 
 Samples = list[tuple[str, list[tuple[int, int, str]]]]
 
@@ -251,12 +251,12 @@ def test_a_column_that_is_not_there(data: Path) -> None:
     assert column_of(data, "weight")[9] == 99 / 7
 
 
-def test_a_shard_that_has_other_contents_of_the_same_shape(data: Path, make_tar: Callable[..., Path]) -> None:
+def test_a_shard_that_has_other_contents_of_the_same_shape(data: Path) -> None:
     write_column(data, "length", VALUES)
     index = open_index(str(data))[0]
     old = (data / "a.tar").stat()
     members = [(f"{n}.{part}", text) for n in range(4) for part, text in (("txt", f"TEXT {n}".encode()), ("cls", b"7"))]
-    make_tar("ten/a.tar", members)
+    write_members(data / "a.tar", members)
     os.utime(data / "a.tar", ns=(old.st_atime_ns, old.st_mtime_ns + 5))
     prepare(data)
     assert open_index(str(data))[0].digest == index.digest  # only the time tells
@@ -291,9 +291,8 @@ def test_damage_is_named(data: Path, damage: Callable[[bytes], bytes], message: 
         (index, "packed index", "prepare", lambda: PackedIndex.open(str(index))),
     ):
         path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(DataIndexError, match=message.format(name=name)) as caught:
+        with pytest.raises(DataIndexError, match=rf"{message.format(name=name)}[\s\S]*{path}[\s\S]*{cure}"):
             read()
-        assert str(path) in str(caught.value) and cure in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", ["<i4", "<i8", "|u1", "<f4", ">i4"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from energon_lite.errors import (
     ConfigError,
@@ -26,14 +25,10 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import scan_shard
-from tests.testing import Parts, write_tar
+from tests.prepare_by_command import document, written
+from tests.testing import Parts, write_members, write_tar
 
 TEXT = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
-
-
-def meta(folder: Path) -> set[str]:
-    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
-    return {path.name for path in (folder / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
 
 
 def test_writes_everything(ten: Path) -> None:
@@ -41,13 +36,13 @@ def test_writes_everything(ten: Path) -> None:
     assert (report.shards, report.samples, report.parts) == (3, 10, {"txt": 10, "cls": 10})
     assert report.splits == {"train": (1, 4), "val": (1, 3), "test": (1, 3)} and report.warnings == ()
     names = {".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"}
-    assert meta(ten) == names == {os.path.basename(path) for path in report.written}
+    assert written(ten) == names == {os.path.basename(path) for path in report.written}
     assert read_info(str(ten)) == {"a.tar": 4, "b.tar": 3, "sub/c.tar": 3}
-    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text()) == {
+    assert document(ten, "split.yaml") == {
         "split_parts": {"train": ["a.tar"], "val": ["b.tar"], "test": ["sub/c.tar"]},
         "exclude": [],
     }
-    assert yaml.safe_load((ten / ".nv-meta/dataset.yaml").read_text()) == {
+    assert document(ten) == {
         "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
         "field_map": {"text": "txt"},
     }
@@ -95,8 +90,8 @@ def test_a_brace_in_a_name(ten: Path) -> None:
         prepare_dataset(ten, split_ratio="1,0,0")
 
 
-def test_no_samples(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("d/a.tar", [("README", b"")])
+def test_no_samples(tmp_path: Path) -> None:
+    write_members(tmp_path / "d/a.tar", [("README", b"")])
     with pytest.raises(EmptyDatasetError, match="none of the 1 shard holds a sample"):
         prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
 
@@ -126,29 +121,29 @@ def test_mistakes_are_found_before_anything_is_written(
 ) -> None:
     with pytest.raises((ConfigError, UsageError), match=message):
         prepare_dataset(ten, split_ratio="1,0,0", sample_type=sample_type, field_map=field_map)
-    assert meta(ten) == set()
+    assert written(ten) == set()
 
 
-def test_broken_samples_do_not_speak_against_a_map(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
+def test_broken_samples_do_not_speak_against_a_map(tmp_path: Path) -> None:
+    write_members(tmp_path / "d/a.tar", [("0.json", b"{"), ("1.json", b'{"t": 1}')])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "json[t]"})
 
 
-def test_parts_that_do_not_stand_together(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
+def test_parts_that_do_not_stand_together(tmp_path: Path) -> None:
+    write_members(tmp_path / "d/a.tar", [("0.jpg", b""), ("1.jpg", b""), ("0.txt", b""), ("1.txt", b"")])
     report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     assert report.samples == 4 and "a.tar (its parts are not contiguous?)" in report.warnings[-1]
 
 
-def test_shards_without_samples_are_left_out(ten: Path, make_tar: Callable[..., Path]) -> None:
-    make_tar("ten/empty.tar", [])
+def test_shards_without_samples_are_left_out(ten: Path) -> None:
+    write_members(ten / "empty.tar", [])
     report = prepare_dataset(ten, split_ratio="1,0,0")
     assert report.shards == 3 and "empty.tar" not in read_info(str(ten))
     assert report.warnings[0] == "empty.tar: holds no sample, it is left out"
 
 
-def test_keys_with_dots(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
+def test_keys_with_dots(tmp_path: Path) -> None:
+    write_members(tmp_path / "d/a.tar", [(f"frame.{number}.jpg", b"") for number in range(150)])
     report = prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     assert report.samples == 1 and "150 part names, such as '0.jpg'" in report.warnings[0]
 
@@ -163,15 +158,15 @@ def test_exclusions_made_by_hand_are_kept(ten: Path) -> None:
     prepare_dataset(ten, split_ratio="1,0,0")
     (ten / ".nv-meta/split.yaml").write_text("split_parts: {train: [a.tar]}\nexclude: [a.tar/0]\n")
     report = prepare_dataset(ten, split_ratio="1,0,0", force_overwrite=True)
-    assert yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"] == ["a.tar/0"]
+    assert document(ten, "split.yaml")["exclude"] == ["a.tar/0"]
     assert "kept 1 exclusion of" in report.warnings[-1]
 
 
-def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path, make_tar: Callable[..., Path]) -> None:
+def test_shards_are_found_everywhere_but_in_hidden_folders(ten: Path) -> None:
     (ten / ".cache").mkdir()
     (ten / "a.tar").rename(ten / ".cache/a.tar")
     (ten / "notes.txt").write_text("")
-    make_tar("ten/x.tar/d.tar", [("x.txt", b"x")])  # in a folder with the name of a shard
+    write_members(ten / "x.tar/d.tar", [("x.txt", b"x")])  # in a folder with the name of a shard
     assert find_shards(str(ten)) == ["b.tar", "sub/c.tar", "x.tar/d.tar"]
 
 
@@ -187,9 +182,9 @@ def test_links_to_folders_of_its_own(ten: Path, caplog: pytest.LogCaptureFixture
     assert target == "missing" or "leads to a folder that is searched already" in caplog.text
 
 
-def test_links_to_folders_elsewhere(ten: Path, make_tar: Callable[..., Path]) -> None:
-    make_tar("disk/deep/d.tar", [("x.txt", b"x")])
-    make_tar("ten/.store/e.tar", [("y.txt", b"y")])
+def test_links_to_folders_elsewhere(tmp_path: Path, ten: Path) -> None:
+    write_members(tmp_path / "disk/deep/d.tar", [("x.txt", b"x")])
+    write_members(ten / ".store/e.tar", [("y.txt", b"y")])
     (ten.parent / "disk/deep/back").symlink_to(ten.parent, target_is_directory=True)
     (ten / "disk").symlink_to(ten.parent / "disk", target_is_directory=True)
     (ten / "twice").symlink_to(ten.parent / "disk" / "deep", target_is_directory=True)
@@ -244,25 +239,24 @@ def test_an_earlier_list_of_splits_that_cannot_be_read(ten: Path, text: bytes) -
     (ten / ".nv-meta/split.yaml").write_bytes(text)
     report = prepare_dataset(ten, split_ratio="1,0,0")
     assert report.samples == 10
-    kept = yaml.safe_load((ten / ".nv-meta/split.yaml").read_text())["exclude"]
-    assert kept == (["a.tar"] if b"a.tar" in text else [])
+    assert document(ten, "split.yaml")["exclude"] == (["a.tar"] if b"a.tar" in text else [])
     assert any("earlier preparation cannot be read, and are gone" in warning for warning in report.warnings)
 
 
-def test_index_again(ten: Path, make_tar: Callable[..., Path]) -> None:
+def test_index_again(ten: Path) -> None:
     prepare_dataset(ten, split_ratio="1,1,1", **TEXT)
     kept = {name: (ten / ".nv-meta" / name).read_bytes() for name in (".info.json", "split.yaml", "dataset.yaml")}
-    make_tar("ten/b.tar", [("x.txt", b"x" * 20_000), ("y.txt", b""), ("z.txt", b"")])
+    write_members(ten / "b.tar", [("x.txt", b"x" * 20_000), ("y.txt", b""), ("z.txt", b"")])
     with pytest.raises(ShardChangedError, match=r"b\.tar[\s\S]*energon-lite prepare"):
         WebdatasetSource.open(ten)
     index_again(str(ten))
     source = WebdatasetSource.open(ten)
     assert [source.key(i) for i in range(10)] == list("0123xyz789")
     assert kept == {name: (ten / ".nv-meta" / name).read_bytes() for name in kept}
-    make_tar("ten/b.tar", [("x.txt", b"")])
+    write_members(ten / "b.tar", [("x.txt", b"")])
     with pytest.raises(ShardChangedError, match=r"has 1 sample, but 3[\s\S]*--force-overwrite"):
         index_again(str(ten))
-    make_tar("ten/b.tar", [])
+    write_members(ten / "b.tar", [])
     with pytest.raises(ShardChangedError, match="has 0 samples, but 3"):
         index_again(str(ten))
     (ten / "b.tar").unlink()

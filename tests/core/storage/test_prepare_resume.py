@@ -31,7 +31,7 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar_scan import ShardScan, scan_shard
 from tests.accidents import damaged, killed_at_every_step
-from tests.testing import examples, write_tar
+from tests.testing import calls_here, examples, write_members, write_tar
 
 OPTIONS: Any = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 
@@ -42,17 +42,13 @@ def prepare(folder: Path, **more: Any) -> int:
 
 
 @pytest.fixture
-def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that are scanned from here on."""
-    names: list[str] = []
-    scan = dataset_scan.scan_shard
+def scanned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Folder and name of each shard that is scanned from here on."""
+    return calls_here(monkeypatch, dataset_scan, "scan_shard")
 
-    def recorded(root: str, name: str) -> ShardScan:
-        names.append(name)
-        return scan(root, name)
 
-    monkeypatch.setattr(dataset_scan, "scan_shard", recorded)
-    return names
+def names_of(scanned: list[Any]) -> list[str]:
+    return [name for _, name in scanned]
 
 
 def write_result(folder: Path, name: str) -> Path:
@@ -72,37 +68,38 @@ def same(one: ShardScan, other: ShardScan) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
 
 
-def test_the_killed_run_continues(ten: Path, scanned: list[str]) -> None:
+def test_the_killed_run_continues(ten: Path, scanned: list[Any]) -> None:
     for name in ("a.tar", "sub/c.tar"):
         write_result(ten, name)
     prepare(ten)
-    assert scanned == ["b.tar"] and len(WebdatasetSource.open(ten)) == 10
+    assert names_of(scanned) == ["b.tar"] and len(WebdatasetSource.open(ten)) == 10
     assert len(list(ten.rglob("*.tar.idx"))) == 3
 
 
-def test_a_grown_folder(ten: Path, scanned: list[str], make_tar: Callable[..., Path]) -> None:
+def test_a_grown_folder(ten: Path, scanned: list[Any]) -> None:
     prepare(ten)
     assert len(scanned) == 3
-    make_tar("ten/aa.tar", [("new.txt", b"new"), ("new.cls", b"1")])
+    write_members(ten / "aa.tar", [("new.txt", b"new"), ("new.cls", b"1")])
     scanned.clear()
     prepare(ten)
-    assert scanned == ["aa.tar"] and read_info(str(ten)) == {"a.tar": 4, "aa.tar": 1, "b.tar": 3, "sub/c.tar": 3}
+    assert names_of(scanned) == ["aa.tar"]
+    assert read_info(str(ten)) == {"a.tar": 4, "aa.tar": 1, "b.tar": 3, "sub/c.tar": 3}
     grown = contents(ten)
     prepare(ten, rescan=True)
-    assert scanned == ["aa.tar", "a.tar", "aa.tar", "b.tar", "sub/c.tar"] and contents(ten) == grown
+    assert names_of(scanned) == ["aa.tar", "a.tar", "aa.tar", "b.tar", "sub/c.tar"] and contents(ten) == grown
 
 
-def test_a_folder_without_anything_new(ten: Path, scanned: list[str]) -> None:
+def test_a_folder_without_anything_new(ten: Path, scanned: list[Any]) -> None:
     prepare(ten)
     before = contents(ten)
     (ten / "b.tar.idx").unlink()
     (ten / "a.tar.idx").write_bytes(b"damaged")
     scanned.clear()
     prepare(ten)
-    assert scanned == [] and contents(ten) == before
+    assert names_of(scanned) == [] and contents(ten) == before
 
 
-def test_indexing_again_reads_all(ten: Path, scanned: list[str]) -> None:
+def test_indexing_again_reads_all(ten: Path, scanned: list[Any]) -> None:
     prepare(ten)
     scanned.clear()
     index_again(str(ten))
@@ -111,9 +108,7 @@ def test_indexing_again_reads_all(ten: Path, scanned: list[str]) -> None:
 
 @pytest.mark.parametrize("change", ["size", "time", "head"])
 @pytest.mark.parametrize("where", ["result", "index"])
-def test_a_changed_shard_is_read(
-    ten: Path, scanned: list[str], make_tar: Callable[..., Path], change: str, where: str
-) -> None:
+def test_a_changed_shard_is_read(ten: Path, scanned: list[Any], change: str, where: str) -> None:
     shard = ten / "b.tar"
     if where == "index":
         prepare(ten)
@@ -124,13 +119,13 @@ def test_a_changed_shard_is_read(
     keys = "rst" if change == "head" else "456"
     extra = [("z.txt", b"z" * 9000)] if change == "size" else []
     members = [member for key in keys for member in ((f"{key}.txt", b"text 9"), (f"{key}.cls", b"9"))]
-    make_tar("ten/b.tar", members + extra)
+    write_members(ten / "b.tar", members + extra)
     assert (shard.stat().st_size == times.st_size) == (change != "size")
     # The clock of the file system may not have gone on since it was written.
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9 * (change == "time")))
     scanned.clear()
     prepare(ten)
-    assert scanned == ["b.tar"]
+    assert names_of(scanned) == ["b.tar"]
     assert SampleReader(WebdatasetSource.open(ten)).sample(4).key == keys[0]
 
 
@@ -148,7 +143,7 @@ def test_flipped_bits_and_cuts_never_give_other_samples(ten: Path, data: st.Data
             files.read("b.tar")
 
 
-def test_an_index_with_a_flipped_bit_is_made_anew(ten: Path, scanned: list[str]) -> None:
+def test_an_index_with_a_flipped_bit_is_made_anew(ten: Path, scanned: list[Any]) -> None:
     prepare(ten)
     before, path = contents(ten), ten / ".nv-meta/energon_lite.idx"
     data = bytearray(path.read_bytes())
@@ -177,7 +172,7 @@ def test_links_that_came_with_the_data_are_not_followed(ten: Path, tmp_path: Pat
     assert (victim / "unfinished").read_text() == "a text"
 
 
-def test_other_rules_for_samples(ten: Path, scanned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rules_for_samples(ten: Path, scanned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(ten)
     write_result(ten, "b.tar")
     scanned.clear()
@@ -186,7 +181,7 @@ def test_other_rules_for_samples(ten: Path, scanned: list[str], monkeypatch: pyt
     assert len(scanned) == 3
 
 
-def test_broken_shards_do_not_cost_the_others(ten: Path, scanned: list[str]) -> None:
+def test_broken_shards_do_not_cost_the_others(ten: Path, scanned: list[Any]) -> None:
     whole = (ten / "b.tar").read_bytes()
     os.truncate(ten / "b.tar", 2500)
     with pytest.raises(Exception, match="truncated"):
@@ -195,12 +190,12 @@ def test_broken_shards_do_not_cost_the_others(ten: Path, scanned: list[str]) -> 
     (ten / "b.tar").write_bytes(whole)
     scanned.clear()
     prepare(ten)
-    assert scanned == ["b.tar"]
+    assert names_of(scanned) == ["b.tar"]
 
 
-def test_results_and_the_index_give_back_what_was_scanned(ten: Path, make_tar: Callable[..., Path]) -> None:
-    make_tar("ten/odd.tar", [("caf\udce9/x.b", b""), ("caf\udce9/x.a", b"1"), ("y.b", b"22"), ("none", b"")])
-    make_tar("ten/empty.tar", [])
+def test_results_and_the_index_give_back_what_was_scanned(ten: Path) -> None:
+    write_members(ten / "odd.tar", [("caf\udce9/x.b", b""), ("caf\udce9/x.a", b"1"), ("y.b", b"22"), ("none", b"")])
+    write_members(ten / "empty.tar", [])
     names = ["odd.tar", "empty.tar", "a.tar", "sub/c.tar"]
     scans, files = [scan_shard(str(ten), name) for name in names], Shards(str(ten))
     for name in names:
@@ -255,11 +250,11 @@ def test_a_first_preparation(ten: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_disk")
-def test_a_preparation_over_another(ten: Path, make_tar: Callable[..., Path]) -> None:
+def test_a_preparation_over_another(ten: Path) -> None:
     """The folder is loaded as it was before or as it shall be, or not at all."""
     prepare_dataset(ten, **OPTIONS)
     old = contents(ten)
-    make_tar("ten/new.tar", [("new.txt", b"new")])
+    write_members(ten / "new.tar", [("new.txt", b"new")])
     again = partial(prepare, ten, split_ratio="1,1,0")
     again()
     expected = contents(ten)

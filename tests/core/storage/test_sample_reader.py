@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from energon_lite.storage.read import runs, sample_reader
 from energon_lite.storage.read.runs import Usage, fetch_neighbours
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from tests.testing import calls_here, examples
+from tests.testing import calls_here, examples, write_dataset
 
 FOREVER = 10**9
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 17, 1 and 30 samples; some are left out, a few have other parts, keys are not all ASCII."""
     samples = [
         (f"k{n}" if n % 5 else f"ü{n}", {"txt": b"t" * (n % 4), "bin": bytes([n]) * (300 + 3 * n)}) for n in range(48)
@@ -93,9 +92,7 @@ def test_every_epoch_reads_a_run_once(folder: Path, reads: list[Any]) -> None:
     assert not reads  # no other run took its place
 
 
-def test_where_runs_are_not_alike_nothing_is_read_twice(
-    write_dataset: Callable[..., Path], tmp_path: Path, reads: list[Any]
-) -> None:
+def test_where_runs_are_not_alike_nothing_is_read_twice(tmp_path: Path, reads: list[Any]) -> None:
     samples = [(f"k{n}", {"txt" if n < 8 else "md": b"x" * 200}) for n in range(16)]
     reader = SampleReader(opened(write_dataset(tmp_path / "data", {"a.tar": samples}), Runs(8, FOREVER)), None)
     assert reader.read([0, 1, 9, 2]) is None
@@ -135,7 +132,7 @@ def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
     assert reader._runs is not None
 
 
-def test_a_shard_that_is_gone_fails_its_own_samples_only(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_shard_that_is_gone_fails_its_own_samples_only(tmp_path: Path) -> None:
     samples = [(f"k{n}", {"txt": b"%d" % n}) for n in range(12)]
     path = write_dataset(tmp_path / "data", {"a.tar": samples[:6], "b.tar": samples[6:]})
     reader = SampleReader(opened(path, Runs(12, FOREVER)), None)

@@ -80,19 +80,17 @@ def test_a_file_that_shrinks_while_open(ten_bytes: Any) -> None:
         store.read(path, identity, 3, 4)
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[int]:
-    """Let so many reads fail; returns the sizes of all that were tried."""
-    tried: list[int] = []
-    pread = os.pread
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int) -> None:
+    """Let so many of the next calls of a function of ``os`` fail."""
+    left, real = [None] * times, getattr(os, call)
 
-    def fails(fd: int, size: int, offset: int) -> bytes:
-        tried.append(size)
-        if len(tried) <= times:
+    def fails(*arguments: Any) -> Any:
+        if left:
+            left.pop()
             raise OSError(number, os.strerror(number))
-        return pread(fd, size, offset)
+        return real(*arguments)
 
-    monkeypatch.setattr(os, "pread", fails)
-    return tried
+    monkeypatch.setattr(os, call, fails)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
@@ -102,7 +100,7 @@ def test_a_failure_that_passes_goes_unnoticed(
 ) -> None:
     monkeypatch.setattr(retries, "_LOCAL", (0.0, 0.001, 0.001, 0.001))
     store, path, identity = ten_bytes
-    failing(monkeypatch, number, times)
+    failing(monkeypatch, "pread", number, times)
     assert store.read(path, identity, 3, 4) == b"3456"
 
 
@@ -128,7 +126,7 @@ def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeyp
     store = ShardStore()
     for number, most in ((errno.EACCES, 0), (errno.EIO, 4), (errno.EIO, 1)):
         waits.clear()
-        failing(monkeypatch, number, 1000)
+        failing(monkeypatch, "pread", number, 1000)
         with pytest.raises(DatasetError, match=rf"{os.strerror(number)}[\s\S]*/a"):
             store.read(path, identity, 3, 4)
         assert len(waits) == most
@@ -141,21 +139,14 @@ def test_a_shortage_is_waited_for_and_is_no_samples_fault(
 ) -> None:
     monkeypatch.setattr(retries, "_SHORT", (0.0, 0.001, 0.001))
     (path, identity), (other, its) = shard(tmp_path / "a", b"0123456789"), shard(tmp_path / "b", b"b")
-    store, real, left = ShardStore(), getattr(os, call), [3]
+    store = ShardStore()
     store.read(other, its, 0, 1)
-
-    def short(*arguments: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
-            raise OSError(number, os.strerror(number))
-        return real(*arguments)
-
-    monkeypatch.setattr(os, call, short)
+    failing(monkeypatch, call, number, 3)
     assert store.read(path, identity, 3, 4) == b"3456"
     assert len(store) == 1  # it gave back what it had
     for _ in range(2):
         store.close()
-        left[0] = 4
+        failing(monkeypatch, call, number, 4)
         with pytest.raises(FatalStorageError, match="ulimit -n" if number != errno.ENOMEM else "more memory") as caught:
             store.read(path, identity, 3, 4)
         assert isinstance(caught.value, FatalSampleError) and path in str(caught.value)
@@ -192,14 +183,10 @@ def test_a_fork_and_its_parent_read_through_the_same_files(tmp_path: Path) -> No
 
 
 def test_many_reads_give_what_each_of_them_gives(tmp_path: Path) -> None:
-    shards = []
-    for number in range(5):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(bytes([number]) * 600 + b"end")
-        shards.append((str(path), ShardIdentity(603, head_checksum(path.read_bytes()[:512]))))
+    shards = [shard(tmp_path / f"{number}.tar", bytes([number]) * 600 + b"end") for number in range(5)]
     store = ShardStore(capacity=2)
     wanted = [(shards[number % 5], 100 * number % 601, number % 3) for number in range(40)]
-    assert store.fetch(wanted) == [store.read(*shard, offset, size) for shard, offset, size in wanted]
+    assert store.fetch(wanted) == [store.read(*one, offset, size) for one, offset, size in wanted]
     assert len(store) == 2
     with pytest.raises(ShardChangedError):  # it was cut short while it was open
         os.truncate(shards[0][0], 601)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from energon_lite.errors import MissingShardError
 from energon_lite.storage import tar_members as module
 from energon_lite.storage.tar_members import SPARSE, Member, MemberColumns, pax_records
 from energon_lite.storage.tar_scan import SampleColumns, scan_shard, split_member_name
+from tests.testing import write_members
 
 
-def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar(
-        "s/a.tar",
+def test_scan(tmp_path: Path) -> None:
+    write_members(
+        tmp_path / "s/a.tar",
         [
             ("__meta__/x.txt", b"skip"),
             ("0.txt", b"zero"),
@@ -38,8 +38,8 @@ def test_scan(make_tar: Callable[..., Path], tmp_path: Path) -> None:
     assert (scan.end, scan.size) == (6144, (tmp_path / "s/a.tar").stat().st_size)
 
 
-def test_names_that_are_not_text_survive(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("a.tar", [("caf\udce9.txt", b"")])
+def test_names_that_are_not_text_survive(tmp_path: Path) -> None:
+    write_members(tmp_path / "a.tar", [("caf\udce9.txt", b"")])
     assert scan_shard(str(tmp_path), "a.tar").all_keys()[0] == "caf\udce9"
 
 

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import shutil
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.sample_choice import DenseExclusion, SparseExclusion
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import calls_here, write_dataset
+from tests.testing import calls_here, write_dataset, write_members, write_tar
 
 
 def keys(source: WebdatasetSource) -> str:
@@ -65,10 +62,8 @@ def test_one_positioned_read_per_sample(data: Path, monkeypatch: pytest.MonkeyPa
     assert [read[1:] for read in reads] == [(1024 + 1, 2048 + 512)]
 
 
-def test_a_large_unwanted_part_is_not_read(
-    make_tar: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tar("d/a.tar", [("0.json", b"{}"), ("0.mp4", b"v" * (3 << 20)), ("0.txt", b"end")])
+def test_a_large_unwanted_part_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_members(tmp_path / "d/a.tar", [("0.json", b"{}"), ("0.mp4", b"v" * (3 << 20)), ("0.txt", b"end")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     source = WebdatasetSource.open(tmp_path / "d")
     two, every = SampleReader(source, frozenset({"json", "txt"})), SampleReader(source)
@@ -79,8 +74,8 @@ def test_a_large_unwanted_part_is_not_read(
     assert [size for _, size, _ in reads] == [2, 3, 2, 3]
 
 
-def test_a_part_that_appears_twice_in_a_sample(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("d/a.tar", [("0.txt", b"first"), ("0.txt", b"second")])
+def test_a_part_that_appears_twice_in_a_sample(tmp_path: Path) -> None:
+    write_members(tmp_path / "d/a.tar", [("0.txt", b"first"), ("0.txt", b"second")])
     prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
     assert SampleReader(WebdatasetSource.open(tmp_path / "d")).sample(0).parts == {"txt": b"second"}
 
@@ -146,7 +141,7 @@ def test_the_fingerprint_depends_on_the_samples_of_the_subset(data: Path) -> Non
     assert prints[0] == prints[1] and len(set(prints)) == 4
 
 
-def test_the_fingerprint_depends_on_what_is_read(data: Path, make_tar: Callable[..., Path]) -> None:
+def test_the_fingerprint_depends_on_what_is_read(data: Path) -> None:
     def fingerprint(**options: object) -> str:
         return WebdatasetSource.open(data, **options).fingerprint  # type: ignore[arg-type]
 
@@ -158,18 +153,18 @@ def test_the_fingerprint_depends_on_what_is_read(data: Path, make_tar: Callable[
         fingerprint(shards=[a, b], excluded_samples=[(a, "1")]),
         fingerprint(shards=[a, b], excluded_samples=[(a, "2")]),
     ]
-    make_tar("ten/b.tar", [("4.txt", b"x" * 20_000), ("5.txt", b""), ("6.txt", b"")])
+    write_members(data / "b.tar", [("4.txt", b"x" * 20_000), ("5.txt", b""), ("6.txt", b"")])
     prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
     seen.append(fingerprint(shards=[a, b]))
     assert len(set(seen)) == len(seen)
     assert seen[0] != "" and fingerprint(shards=[a, b]) == seen[-1]
 
 
-def test_the_contents_where_names_and_sizes_are_the_same(data: Path, make_tar: Callable[..., Path]) -> None:
+def test_the_contents_where_names_and_sizes_are_the_same(data: Path) -> None:
     before = WebdatasetSource.open(data)
     assert pickle.loads(pickle.dumps(before)).contents == before.contents != before.fingerprint
     others = [(f"{number}.{part}", text) for number in "xyz" for part, text in (("txt", b"text x"), ("cls", b"x"))]
-    make_tar("ten/b.tar", others)
+    write_members(data / "b.tar", others)
     prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
     after = WebdatasetSource.open(data)
     assert keys(after) == "0123xyz789"
@@ -194,10 +189,8 @@ def test_a_shard_that_is_gone(data: Path) -> None:
     assert len(WebdatasetSource.open(data, shards=["a.tar"])) == 4  # others are not touched by that
 
 
-def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_when_read(
-    data: Path, make_tar: Callable[..., Path]
-) -> None:
-    make_tar("ten/b.tar", [("other.txt", b"surprise")])
+def test_a_shard_replaced_by_one_of_the_same_size_is_noticed_when_read(data: Path) -> None:
+    write_members(data / "b.tar", [("other.txt", b"surprise")])
     source = WebdatasetSource.open(data)
     assert SampleReader(source).sample(0).key == "0"
     with pytest.raises(ShardChangedError, match=r"same size, other contents[\s\S]*b.tar"):
@@ -222,9 +215,9 @@ def test_pickles_are_small(data: Path) -> None:
     assert len(pickle.dumps(source)) < 768
 
 
-def test_a_pickle_of_what_was_prepared_anew_meanwhile_is_refused(data: Path, make_tar: Callable[..., Path]) -> None:
+def test_a_pickle_of_what_was_prepared_anew_meanwhile_is_refused(data: Path) -> None:
     pickled = pickle.dumps(WebdatasetSource.open(data))
-    make_tar("ten/b.tar", [("4.txt", b"only one")])
+    write_members(data / "b.tar", [("4.txt", b"only one")])
     prepare_dataset(data, split_ratio="1,0,0", force_overwrite=True)
     source = pickle.loads(pickled)
     assert len(source) == 10  # the index is not opened yet
@@ -280,14 +273,10 @@ def test_memory_is_a_seventh_of_a_byte_for_a_sample(share: float) -> None:
 
 def digest_of(path: Path, texts: list[bytes], time: int = 0) -> str:
     samples = [(f"{number:03}", {"txt": text}) for number, text in enumerate(texts)]
-    write_dataset(path, {"a.tar": samples[: len(samples) // 2], "b.tar": samples[len(samples) // 2 :]})
-    for name in ("a.tar", "b.tar"):
-        with tarfile.open(path / name) as tar:
-            members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
-        with tarfile.open(path / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for member, data in members:
-                member.mtime = time
-                tar.addfile(member, io.BytesIO(data))
+    shards = {"a.tar": samples[: len(samples) // 2], "b.tar": samples[len(samples) // 2 :]}
+    write_dataset(path, shards)
+    for name, some in shards.items():
+        write_tar(path / name, some, time)
     return data_digest(WebdatasetSource.open(path))
 
 

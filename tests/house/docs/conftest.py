@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from energon_lite.storage.prepare import prepare_dataset
+from tests.tables_by_hand import png
 
 BLEND = """\
 __module__: megatron.energon
@@ -26,12 +24,6 @@ splits:
 """
 
 
-def _png(value: int) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(np.full((4, 4, 3), value, dtype=np.uint8)).save(data, "PNG")
-    return data.getvalue()
-
-
 @pytest.fixture(scope="session")
 def docs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``digits`` (30 + 10 samples), ``prose`` (20 + 10 samples) and ``blend.yaml``."""
@@ -43,7 +35,7 @@ def docs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with webdataset.ShardWriter(f"{root}/{name}/shard-%03d.tar", maxcount=10, verbose=0) as writer:
             for number in range(40 if name == "digits" else 30):
                 sample = {"__key__": f"{number:03d}", "txt": f"{name} number {number}"}
-                writer.write(sample | ({"png": _png(number)} if name == "digits" else {}))
+                writer.write(sample | ({"png": png(4, 4, (number, number, number))} if name == "digits" else {}))
     for name, train, fields in (
         ("digits", "012", {"image": "png", "caption": "txt"}),
         ("prose", "01", {"text": "txt"}),

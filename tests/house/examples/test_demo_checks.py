@@ -148,20 +148,18 @@ def test_another_layout_may_be_off_by_a_hundred_thousandth(off: float, good: boo
     assert [result[2] for result in report.results] == [good]
 
 
-def test_a_run_that_fails_ends_the_demo_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match=r"exit code 7.*\n.*the reason"):
-        train(FakeRun(output=tmp_path, code=7), STEPS)
-
-
-def test_a_run_that_ends_early_ends_the_demo(tmp_path: Path) -> None:
-    line = '{"step": 3, "loss": 1.0, "grad_norm": 1.0}\n'
-    with pytest.raises(DemoError, match="ends at step 3 instead of 4"):
-        train(FakeRun(output=tmp_path, lines=line), STEPS)
-
-
-def test_a_run_that_nobody_killed_ends_the_demo(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match="before a rank could be killed"):
-        train_until_kill(FakeRun(output=tmp_path, code=1), STEPS)
+@pytest.mark.parametrize(
+    ("run", "fake", "says"),
+    [
+        (train, {"code": 7}, r"exit code 7.*\n.*the reason"),
+        (train, {"lines": '{"step": 3, "loss": 1.0, "grad_norm": 1.0}\n'}, "ends at step 3 instead of 4"),
+        (train_until_kill, {"code": 1}, "before a rank could be killed"),
+    ],
+    ids=["it fails", "it ends early", "nobody killed it"],
+)
+def test_what_ends_the_demo(tmp_path: Path, run: Callable[..., Any], fake: dict[str, Any], says: str) -> None:
+    with pytest.raises(DemoError, match=says):
+        run(FakeRun(output=tmp_path, **fake), STEPS)
 
 
 def test_success_in_spite_of_the_kill_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

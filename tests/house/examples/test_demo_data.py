@@ -33,6 +33,8 @@ def recipes() -> list[DatasetRecipe]:
 
 def test_shards_are_byte_for_byte_the_same_each_time(recipes: list[DatasetRecipe], tmp_path: Path) -> None:
     for recipe in recipes:
+        (tmp_path / "one" / recipe.name).mkdir(parents=True)
+        (tmp_path / "one" / recipe.name / "train-009.tar").write_bytes(b"of an older demo, which is replaced")
         for folder in ("one", "two"):
             assert blend.write_shards(recipe, tmp_path / folder) == {"train": 10, "val": 10}
         names = sorted(path.name for path in (tmp_path / "one" / recipe.name).iterdir())
@@ -54,13 +56,6 @@ def test_shards_hold_the_samples_in_order(recipes: list[DatasetRecipe], tmp_path
         f"{sample['__key__']}.{part}": sample[part] for sample in digits.splits["train"][4:8] for part in ("png", "txt")
     }
     assert found == expected
-
-
-def test_writing_again_replaces_what_was_there(recipes: list[DatasetRecipe], tmp_path: Path) -> None:
-    (tmp_path / "digits").mkdir()
-    (tmp_path / "digits" / "train-009.tar").write_bytes(b"of an older demo")
-    blend.write_shards(recipes[0], tmp_path)
-    assert not (tmp_path / "digits" / "train-009.tar").exists()
 
 
 def test_train_and_val_have_no_sample_in_common() -> None:
@@ -129,25 +124,16 @@ def test_the_same_digits_are_held_out_each_time(digits: list[Digit]) -> None:
 # -- source text -------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_are_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
-    lines = [f"line {n}\n" for n in range(10)]
-    module = tmp_path / "mod.py"
-    module.write_text("".join(lines))
-    # Seven characters a line: the third takes a piece over 20.
-    pieces = list(cut([module], size=20, most=99))
-    assert [piece.key for piece in pieces] == ["mod-000", "mod-001", "mod-002", "mod-003"]
-    assert [piece.text.count("\n") for piece in pieces] == [3, 3, 3, 1]
-    assert "".join(piece.text for piece in pieces) == "".join(lines)
-
-
 @pytest.mark.parametrize(
     ("text", "given", "pieces"),
     [
+        # Seven characters a line: the third takes a piece over 20.
+        ("line n\n" * 10, {"size": 20, "most": 99}, [*["line n\n" * 3] * 3, "line n\n"]),
         ("abc\n" * 10, {"size": 7, "most": 2}, ["abc\nabc\n"] * 2),
         ("abcdef\n\n\n", {"size": 5}, ["abcdef\n"]),
         ("# coding: latin-1\n# é\n", {}, ["# coding: latin-1\n# é\n"]),
     ],
-    ids=["of a long module the first", "a rest of blank lines is none", "in the declared coding"],
+    ids=["whole lines", "of a long module the first", "a rest of blank lines is none", "in the declared coding"],
 )
 def test_pieces_of_a_module(tmp_path: Path, text: str, given: dict[str, int], pieces: list[str]) -> None:
     module = tmp_path / "mod.py"

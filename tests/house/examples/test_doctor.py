@@ -36,33 +36,27 @@ def wrong(findings: Iterable[Finding], level: str = "wrong") -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("environment", "words", "warning"),
     [
-        ({}, ""),
-        ({"WORLD_SIZE": ""}, "but not WORLD_SIZE"),
-        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "but not MASTER_ADDR, MASTER_PORT"),
-        ({"RANK": "one"}, "RANK='one' is not a number"),
-        ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
-        ({"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "host-0"}, ""),
+        (TORCHRUN, "", ""),
+        (TORCHRUN | {"WORLD_SIZE": ""}, "but not WORLD_SIZE", ""),
+        (TORCHRUN | {"MASTER_ADDR": "", "MASTER_PORT": ""}, "but not MASTER_ADDR, MASTER_PORT", ""),
+        (TORCHRUN | {"RANK": "one"}, "RANK='one' is not a number", ""),
+        (TORCHRUN | {"RANK": "2"}, "RANK=2 of WORLD_SIZE=2", ""),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "host-0"}, "", ""),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, "", "only 1 of 2 ranks are started here"),
+        ({}, "", ""),
+        # The script of a Slurm job itself is one process, whatever the job is to start.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "", ""),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4", ""),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started 2", ""),
+        ({"PMI_SIZE": "2"}, "mpiexec has started 2", ""),
     ],
 )
-def test_ranks_of_a_launcher(change: dict[str, str], words: str) -> None:
-    text = wrong(launch(TORCHRUN | change))
-    assert words in text and bool(text) == bool(words)
-
-
-def test_ranks_that_look_for_the_first_one_at_home() -> None:
-    assert wrong(launch(TORCHRUN), "warning") == ""
-    assert "only 1 of 2 ranks are started here" in wrong(launch(TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}), "warning")
-
-
-def test_other_launchers() -> None:
-    assert wrong(launch({})) == ""
-    # The script of a Slurm job itself is one process, whatever the job is to start.
-    assert wrong(launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})) == ""
-    assert "srun has started 4" in wrong(launch({"SLURM_STEP_NUM_TASKS": "4"}))
-    assert "mpirun has started 2" in wrong(launch({"OMPI_COMM_WORLD_SIZE": "2"}))
-    assert "mpiexec has started 2" in wrong(launch({"PMI_SIZE": "2"}))
+def test_ranks_of_launchers(environment: dict[str, str], words: str, warning: str) -> None:
+    for level, expected in (("wrong", words), ("warning", warning)):
+        text = wrong(launch(environment), level)
+        assert expected in text and bool(text) == bool(expected)
 
 
 Usage = namedtuple("Usage", "total used free")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from energon_lite.storage.sharded_work import Outcome, run_units
 from energon_lite.storage.tar_scan import ShardScan
 from tests.accidents import killed_at_every_step
 from tests.number_units import Squares, done, write_inputs
-from tests.testing import in_time, until
+from tests.testing import in_time, is_alive, until, write_members
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:
@@ -240,9 +240,9 @@ NAMES = [f"{number:02d}.tar" for number in range(12)]
 
 
 @pytest.fixture
-def folder(make_tar: Callable[..., Path], tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     for number, name in enumerate(NAMES):
-        make_tar(f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
+        write_members(tmp_path / f"d/{name}", [(f"{number}-{i}.txt", b"x") for i in range(number + 1)])
     return tmp_path / "d"
 
 
@@ -317,7 +317,7 @@ def test_no_helper_outlives_a_caller_that_is_killed(folder: Path, tmp_path: Path
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     assert len(started) == 2
-    assert until(lambda: not any(map(is_running, started)))
+    assert until(lambda: not any(map(is_alive, started)))
 
 
 def children(pid: int) -> list[int]:
@@ -327,13 +327,6 @@ def children(pid: int) -> list[int]:
             if int(status.read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(status.parent.name))
     return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.usefixtures("helpers_alone")
@@ -363,4 +356,4 @@ def test_who_stops_listening_leaves_no_helper(folder: Path, monkeypatch: pytest.
     assert until(lambda: len(set(children(os.getpid())) - before) == 3)
     started = set(children(os.getpid())) - before
     in_time(outcomes.close)
-    assert not [pid for pid in started if is_running(pid)]
+    assert not [pid for pid in started if is_alive(pid)]
