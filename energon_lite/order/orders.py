@@ -7,7 +7,7 @@ after the other, once). All are pure functions of positions.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,10 +84,22 @@ class LeafBlend(Protocol):
 
 def position_of(blend: LeafBlend, leaf: int, place: int) -> int:
     """Return the position at which a blend has a place of a leaf's own stream; the inverse of ``blend.lookup``."""
-    high = place + 1
-    while blend.counts_before(high)[leaf] <= place:
-        high *= 2
-    return bisect_left(range(high), place + 1, key=lambda count: int(blend.counts_before(count)[leaf])) - 1
+
+    def before(block: int) -> int:
+        return int(blend.counts_before(block * BLOCK)[leaf])
+
+    # Counts are nearly linear, so two blocks around an interpolated one mostly leave a few between them.
+    low, high = 0, place // BLOCK + 1
+    while (count := before(high)) <= place:
+        low, high = high, min(8 * high, high * (place + 2) // max(1, count) + high // 8 + 1)
+    guess, apart = high * place // count, high // count + 1
+    for block in (guess - apart, guess + apart):
+        if low < block < high:
+            low, high = (block, high) if before(block) <= place else (low, block)
+    block = low + bisect_right(range(low, high), place, key=before) - 1
+    positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
+    leaves, places = blend.lookup(positions)
+    return int(positions[(leaves == leaf) & (places == place)][0])
 
 
 class ChangingWeights(Protocol):

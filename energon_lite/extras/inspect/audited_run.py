@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from energon_lite.cli.checkpoint import dataset_of_state, found_states, whole_state
@@ -276,18 +277,13 @@ def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep
         1200
     """
     begin = max((steps[0].pass_number, steps[0].first) for steps in (ours, theirs))
-    runs = [[step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs)]
-    place, begun, compared, difference = [0, 0], [0, 0], 0, 0
-    while all(at < len(steps) for at, steps in zip(place, runs, strict=True)):
-        ends = [(steps[at].pass_number, steps[at].stop) for at, steps in zip(place, runs, strict=True)]
-        for run, sign in ((0, 1), (1, -1)):
-            if ends[run] <= ends[1 - run]:
-                difference += sign * runs[run][place[run]].digest
-                place[run] += 1
-        if ends[0] != ends[1]:
-            continue
-        compared += 1
-        if difference & MASK64:
-            return StepDifference(*(runs[run][begun[run] : place[run]] for run in (0, 1)))
-        begun = list(place)
-    return compared
+    runs = [
+        {(step.pass_number, step.stop): step for step in steps if (step.pass_number, step.first) >= begin}
+        for steps in (ours, theirs)
+    ]
+    sums = [dict(zip(run, accumulate(step.digest for step in run.values()), strict=True)) for run in runs]
+    ends = sorted(runs[0].keys() & runs[1].keys())
+    for before, end in pairwise([begin, *ends]):
+        if (sums[0][end] - sums[1][end]) & MASK64:
+            return StepDifference(*([step for at, step in run.items() if before < at <= end] for run in runs))
+    return len(ends)

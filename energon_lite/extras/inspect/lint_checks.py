@@ -98,7 +98,7 @@ def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None)
     except DatasetError as error:
         return ShardState(None, [Fault("shard", error.what)])
     else:
-        if stored is not None and _is_front(scan, stored):
+        if stored is not None and len(scan.parts) < len(stored.parts) and _is_front(scan, stored):
             what = f"its samples end at byte {scan.end}, in or behind the {scan.samples}th of {stored.samples}"
             state = _of_index(root, stored)
             state.findings.append(Fault("shard", what))
@@ -114,7 +114,7 @@ def _differences(root: str, scan: ShardScan, samples: int, stored: ShardScan | N
     held = counted(scan.samples, "sample")
     if scan.samples != samples:
         yield Fault("shard", f"it has {held}, and had {samples:,} when it was prepared{_gone(scan, stored)}")
-    elif stored is not None and not _agree(scan, stored):
+    elif stored is not None and not (_is_front(scan, stored) and _is_front(stored, scan)):
         what = "the samples are not where the packed index has them; prepare again with --force-overwrite --rescan"
         yield Fault("index", what)
     offsets = _offsets(shard_index_path(root, scan.name))
@@ -135,16 +135,11 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
 
 
 def _is_front(scan: ShardScan, stored: ShardScan) -> bool:
-    """Return whether the shard has the first parts of the stored scan, at the same places, and the others are gone."""
+    """Return whether the shard has the first parts of the stored scan, at the same places."""
     parts = len(scan.parts)
-    if parts >= len(stored.parts) or not stored.keys.startswith(scan.keys):
+    if parts > len(stored.parts) or not stored.keys.startswith(scan.keys):
         return False
     return bool((scan.parts[:, :2] == stored.parts[:parts, :2]).all())
-
-
-def _agree(scan: ShardScan, stored: ShardScan) -> bool:
-    same = scan.keys == stored.keys and scan.parts.shape == stored.parts.shape
-    return bool(same and (scan.parts[:, :2] == stored.parts[:, :2]).all())
 
 
 def _offsets(path: str) -> bytes | None:
@@ -162,7 +157,7 @@ def _of_index(root: str, stored: ShardScan) -> ShardState:
         fd = file.fileno()
         with unchanged_file(fd, path) as file_state:
             state = ShardState(replace(stored, **file_state))
-            for sample, (first, stop) in enumerate(zip(stored.first_part[:-1], stored.first_part[1:], strict=True)):
+            for sample, (first, stop) in enumerate(pairwise(stored.first_part)):
                 faults = [
                     Fault("shard", words, stored.part_names[number])
                     for offset, size, number in stored.parts[first:stop].tolist()

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import UsageError
-from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, position_of
 from energon_lite.order.shuffle import Leaves
 
 Ints = NDArray[np.int64]
@@ -95,7 +94,6 @@ class Occurrences:
     def __init__(self, order: Order, leaf: int, index: int):
         self._leaf = leaf
         self.before_rebase = 0
-        self._block: dict[int, int] | None = None  # place in the leaf's stream -> position, for the last block
         if isinstance(order, ConcatOrder):
             self._alone: int | None = order.position(leaf, index)
             return
@@ -126,43 +124,11 @@ class Occurrences:
         start = max(start, self._first)
         if start >= stop:
             return
+        blend = self._mixed.blend
         for place in self._stream.between(self._shown(start), self._shown(stop), newest=newest):
-            yield self._position_of(place, start, stop)
+            place -= self._begun
+            yield self._first + (place if blend is None else position_of(blend, self._leaf, place))
 
     def _shown(self, position: int) -> int:
         """Number of samples of the leaf's stream before a position."""
         return int(self._mixed.counts_before(position)[self._leaf])
-
-    def _position_of(self, place: int, low: int, high: int) -> int:
-        """The position of a place of the leaf's stream, which is known to be from ``low`` on and before ``high``."""
-        order = self._mixed
-        if order.blend is None:
-            return self._first + place - self._begun
-        if self._block is not None and place in self._block:  # consecutive places are often in one block
-            return self._block[place]
-        before, behind = self._shown(low), self._shown(high)
-        tried = 0
-        while high - low > BLOCK:
-            # Counts are nearly linear: try two positions around the interpolated one. Every third time, bisect.
-            apart = (high - low) // max(1, behind - before) + BLOCK
-            guess = low + (high - low) * (place - before) // max(1, behind - before)
-            wanted = [guess - apart, guess + apart] if tried % 3 == 0 else [(low + high) // 2]
-            for position in wanted:
-                position -= (position - self._first) % BLOCK
-                position += BLOCK if position <= low else 0
-                if low < position < high:
-                    shown = self._shown(position)
-                    if shown <= place:
-                        low, before = position, shown
-                    else:
-                        high, behind = position, shown
-            tried += 1
-            if low - (low - self._first) % BLOCK + BLOCK >= high:
-                break
-        positions = np.arange(low, high)
-        leaf, stream = order.blend.lookup(positions - self._first)
-        if self._begun:
-            stream = stream + self._begun
-        here = leaf == self._leaf
-        self._block = dict(zip(stream[here].tolist(), positions[here].tolist(), strict=True))
-        return self._block[place]

@@ -321,8 +321,7 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
                 lines.append((when, f"  {shown}  {', '.join(words)}"))
     if not lines:
         return _unseen(runs, key)
-    times = "1 time" if len(lines) == 1 else f"{len(lines)} times"
-    return True, [f"{key}: seen {times}", *(line for _, line in sorted(lines))]
+    return True, [f"{key}: seen {counted(len(lines), 'time')}", *(line for _, line in sorted(lines))]
 
 
 def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:

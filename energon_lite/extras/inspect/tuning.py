@@ -250,13 +250,10 @@ class _Search:
 
     def _most_that_fit(self, start_method: str, workers: int) -> int:
         """Return the most workers, below a number, that fit into memory."""
-        limit, number = self.bounds.memory, workers - 1
-        while limit is not None and number > 0:
-            needed = self._memory_of(Setting(number, start_method=start_method))
-            if needed is None or needed <= limit:
-                break
-            number -= 1
-        return 0 if limit is None else number
+        if self.bounds.memory is None:
+            return 0
+        fewer = (Setting(number, start_method=start_method) for number in range(workers - 1, 0, -1))
+        return next((one.workers for one in fewer if (self._memory_of(one) or 0) <= self.bounds.memory), 0)
 
     def _memory_of(self, setting: Setting) -> int | None:
         """Estimate the bytes that a setting would take from others of its kind; None if unknown."""

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.atomic_file import lock, remove_if_there, unlock
+from energon_lite.storage.files.atomic_file import lock, lock_file, remove_if_there, unlock
 
 #: Bytes and number of files.
 _USAGE = struct.Struct("<qq")
@@ -214,24 +214,14 @@ class CacheFolder:
         Raises:
             OSError: it cannot be locked.
         """
-        while True:
-            file = os.open(self._ledger, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                if not lock(file, _PATIENCE):
-                    raise OSError(errno.ENOLCK, "files cannot be locked there")
-                if _is_there(self._ledger, file):  # otherwise another process removed it while this one waited
-                    yield file
-                    return
-            finally:
-                unlock(file)
-                os.close(file)
-
-
-def _is_there(path: str, file: int) -> bool:
-    try:
-        return os.stat(path).st_ino == os.fstat(file).st_ino
-    except FileNotFoundError:
-        return False
+        file, is_locked = lock_file(self._ledger, 0o600, _PATIENCE)
+        try:
+            if not is_locked:
+                raise OSError(errno.ENOLCK, "files cannot be locked there")
+            yield file
+        finally:
+            unlock(file)
+            os.close(file)
 
 
 def _read(file: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ with a variable rate are found in the same way, and video and sound of the same 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +147,6 @@ def _array(frame: av.AudioFrame) -> NDArray[Any]:
 _FORWARD = 2.0
 #: Ticks by which a time may differ from its true value because of floating point.
 _FLOAT_ERROR = 1e-4
-#: Most frames that memory is allocated for at first.
-_FIRST_ROOM = 256
 
 
 class VideoReader:
@@ -174,8 +171,6 @@ class VideoReader:
         self._tell = getattr(source, "fetch_ahead", None)
         self._reformat = VideoReformatter().reformat
         self._frames: Iterator[av.VideoFrame] | None = None
-        #: Times of the packets that were read, and may not have been decoded yet.
-        self._read: deque[int] = deque()
         #: The frame after the current one, if it has been decoded; and the current one.
         self._next: av.VideoFrame | None = None
         self._current: av.VideoFrame | None = None
@@ -197,30 +192,28 @@ class VideoReader:
         Raises:
             DecodeError: the frames have different sizes.
         """
-        pictures = _Pictures(self._room(start, stop))
-        first = last = None
+        pictures = bytearray()  # it grows without being copied
+        shape = first = last = None
+        width, height = size or (None, None)
         for frame in self._shown(start, stop):
-            if size is None:
-                picture = self._reformat(frame, format="rgb24", threads=1)
-            else:
-                width, height = size
-                picture = self._reformat(
-                    frame, width=width, height=height, format="rgb24", interpolation="BILINEAR", threads=1
+            picture = self._reformat(
+                frame, width=width, height=height, format="rgb24", interpolation="BILINEAR", threads=1
+            )
+            pixels = np.ascontiguousarray(picture.to_ndarray())
+            shape = shape or pixels.shape
+            if pixels.shape != shape:
+                raise DecodeError(
+                    f"frames of a clip have different sizes, {shape[:2]} and {pixels.shape[:2]}",
+                    fix="give video_out_frame_size=(width, height)",
                 )
-            pictures.add(picture)
+            pictures += pixels.data
             first, last = first or frame, frame
-        if first is None or last is None:
+        if first is None or last is None or shape is None:
             return None
         # FFmpeg gives durations in the order of the file; variable ones may not belong to the frame shown then.
         after = self._after() if self._varies and stop is not None and last is self._current else None
         end = (last.pts + (last.duration or 0) if after is None else after) * last.time_base
-        return pictures.array(), (float(first.pts * first.time_base), float(end))
-
-    def _room(self, start: int, stop: int | None) -> int:
-        rate = self.stream.average_rate
-        if stop is None or not rate:
-            return min(_FIRST_ROOM, self.stream.frames or 16)
-        return min(_FIRST_ROOM, math.ceil((stop - start) * self.time_base * rate) + 1)
+        return np.frombuffer(pictures, np.uint8).reshape(-1, *shape), (float(first.pts * first.time_base), float(end))
 
     def _shown(self, start: int, stop: int | None) -> Iterator[av.VideoFrame]:
         self._go_to(start, stop)
@@ -248,17 +241,12 @@ class VideoReader:
             self._advance()
 
     def _after(self) -> int | None:
-        """The tick at which the frame after the current one is shown; None: there is none. That frame is decoded only
-        if the time is not known otherwise."""
+        """The tick at which the frame after the current one is shown; None: there is none. That frame is decoded,
+        unless all have the same duration."""
         assert self._current is not None
         if self._next is None:
-            here = self._current.pts
             if self._constant:
-                return int(here + self._constant)
-            while self._read and self._read[0] <= here:
-                self._read.popleft()
-            if self._read and not self.stream.codec_context.has_b_frames:
-                return self._read[0]
+                return int(self._current.pts + self._constant)
             self._next = next(self._frames, None) if self._frames is not None else None
         return None if self._next is None else int(self._next.pts)
 
@@ -296,16 +284,12 @@ class VideoReader:
 
     def _decoded(self) -> Iterator[av.VideoFrame]:
         after = None
-        self._read.clear()
-        for packet in self.container.demux(self.stream):
-            if packet.pts is not None:
-                self._read.append(packet.pts)
-            for frame in packet.decode():
-                if frame.pts is None:
-                    frame.pts = after
-                if frame.pts is not None:
-                    after = frame.pts + (frame.duration or 0)
-                    yield frame
+        for frame in self.container.decode(self.stream):
+            if frame.pts is None:
+                frame.pts = after
+            if frame.pts is not None:
+                after = frame.pts + (frame.duration or 0)
+                yield frame
 
     def _tell_range(self, start: int, stop: int | None) -> None:
         """Announce the bytes of the groups of pictures of a clip to the source, if the file's index has them."""
@@ -346,38 +330,6 @@ def _key_frame(stream: Any, tick: int) -> Any:
         return None
     number = entries.search_timestamp(tick)
     return entries[number] if number >= 0 else None
-
-
-class _Pictures:
-    """Growing array of frames of one size."""
-
-    def __init__(self, room: int):
-        self._room = max(1, room)
-        self._count = 0
-        self._array: NDArray[np.uint8] | None = None
-
-    def add(self, picture: av.VideoFrame) -> None:
-        plane = picture.planes[0]
-        rows = np.frombuffer(plane, np.uint8, picture.height * plane.line_size).reshape(picture.height, -1)
-        pixels = rows[:, : 3 * picture.width].reshape(picture.height, picture.width, 3)
-        if self._array is None:
-            self._array = np.empty((self._room, *pixels.shape), np.uint8)
-        elif self._array.shape[1:] != pixels.shape:
-            raise DecodeError(
-                f"frames of a clip have different sizes, {self._array.shape[1:3]} and {pixels.shape[:2]}",
-                fix="give video_out_frame_size=(width, height)",
-            )
-        elif self._count == len(self._array):
-            more = np.empty((2 * len(self._array), *pixels.shape), np.uint8)
-            more[: self._count] = self._array
-            self._array = more
-        self._array[self._count] = pixels
-        self._count += 1
-
-    def array(self) -> NDArray[np.uint8]:
-        assert self._array is not None
-        kept = self._array[: self._count]
-        return kept.copy() if self._count < len(self._array) * 7 // 8 else kept
 
 
 def frame_ticks(container: av.container.InputContainer) -> NDArray[np.int64]:

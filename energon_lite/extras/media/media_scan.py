@@ -341,20 +341,17 @@ def prepare_media(
             return MediaReport(root, media_count)
         job.raise_errors(DatasetError, "be read", "restore them, or prepare the data set again")
         broken: list[tuple[str, str]] = []
-        count = 0
 
         def rows() -> Iterator[MediaRow]:
-            nonlocal count
             for unit in units:
                 own, damaged = job.read(unit)
                 broken.extend(damaged)
-                count += len(own)
                 yield from own
 
         patterns = ",".join(media_filter.patterns)
         write_media_metadata(root, rows(), media_filter.strategy.value, patterns, tmp_path)
         work.remove()
-    return MediaReport(root, count, tuple(broken))
+    return MediaReport(root, sum(job.done[unit]["found"] for unit in units), tuple(broken))
 
 
 def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:

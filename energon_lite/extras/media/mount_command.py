@@ -251,10 +251,7 @@ class FileView:
 
     def _parts(self, sample: int) -> list[tuple[str, int, int]]:
         """Name, offset and size in bytes of each part of a sample."""
-        index = self.source.index
-        _, flat = index.key_and_part_rows(sample)
-        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        return [(index.part_names[name], offset, size) for offset, size, name in rows]
+        return self.source.index.key_and_parts(sample)[1]
 
     def _names(self, folder: str) -> tuple[str, ...]:
         """The names in a folder that keys with slashes make; empty if there is no such folder."""

@@ -159,7 +159,8 @@ def open_stores(aux: Mapping[str, AuxReference], primary: AnySource | None, /) -
 
 def _opened(name: str, reference: AuxReference) -> FileStore[Any]:
     try:
-        return _dataset(reference.path) if reference.kind == "dataset" else _KINDS[reference.kind](reference.path)
+        of_samples = JsonlFileStore if is_jsonl(reference.path) else WebdatasetFileStore
+        return _KINDS.get(reference.kind, of_samples)(reference.path)
     except EnergonLiteError as error:
         raise ConfigError(
             f"the store {name!r} cannot be opened: {error.what} ({error.where})", file=reference.origin, fix=error.fix
@@ -174,7 +175,3 @@ def _primary(source: AnySource) -> FileStore[Any]:
             fix="leave out need_primary; or name a store of the same data under aux",
         )
     return _opened("primary", AuxReference("dataset", source.path, source.path))
-
-
-def _dataset(path: str) -> FileStore[Any]:
-    return JsonlFileStore(path) if is_jsonl(path) else WebdatasetFileStore(path)

@@ -69,11 +69,11 @@ class WebdatasetFileStore(FileStore[bytes]):
     def _part(self, key: str) -> tuple[int, str, int, int, int]:
         """The part with a key: number of its sample, its name, its number in the sample, its offset and its size."""
         sample, name = self._located(key)
-        index = self._source.index
-        _, rows = index.key_and_part_rows(sample)
-        for at in range(len(rows) - 3, -1, -3):  # of two parts with one name the last counts
-            if index.part_names[rows[at + 2]] == name:
-                return sample, name, at // 3, rows[at], rows[at + 1]
+        parts = self._source.index.key_and_parts(sample)[1]
+        for number in reversed(range(len(parts))):  # of two parts with one name the last counts
+            own, offset, size = parts[number]
+            if own == name:
+                return sample, name, number, offset, size
         raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {name!r}", where=self.get_path())
 
     def get_path(self) -> str:
@@ -108,8 +108,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         """
         for shard, first, sizes in self._stretches():
             for sample in range(first, first + len(sizes)):
-                key, parts = self._parts_of(sample)
-                yield from ((f"{key}.{name}", size, shard) for name, size in parts)
+                key, parts = self._source.index.key_and_parts(sample)
+                yield from ((f"{key}.{name}", size, shard) for name, _, size in parts)
 
     def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
         """Iterate over the parts of one sample: name without the key, bytes, and number of the shard.
@@ -123,7 +123,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         """
         sample = self._sample(str(sample_key))
         shard = self._shard_of(sample)
-        yield from ((name, size, shard) for name, size in self._parts_of(sample)[1])
+        yield from ((name, size, shard) for name, _, size in self._source.index.key_and_parts(sample)[1])
 
     def get_total_size(self) -> int:
         """Bytes of all samples in their shards, headers and padding included."""
@@ -162,12 +162,6 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def _shard_of(self, sample: int) -> int:
         return int(self._source.index.shards[:, 3].searchsorted(sample, "right")) - 1
-
-    def _parts_of(self, sample: int) -> tuple[str, list[tuple[str, int]]]:
-        """The key of a sample, and name and size of each of its parts."""
-        index = self._source.index
-        key, rows = index.key_and_part_rows(sample)
-        return key, [(index.part_names[rows[at + 2]], rows[at + 1]) for at in range(0, len(rows), 3)]
 
     def _stretches(self) -> Iterator[tuple[int, int, list[int]]]:
         """All samples in stretches: number of the shard, number of the first sample, and the bytes of each sample."""

@@ -16,6 +16,7 @@ whether any item contains a pickle. A block of the file is verified when it is f
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
 import shutil
@@ -249,19 +250,14 @@ def _temporary_file() -> tuple[int, str]:
 
 def _remove_stale(folder: str) -> None:
     """Remove the temporary files of killed processes, whose locks are free."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
-                continue
-            with suppress(OSError):
-                if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
-                    continue
-                handle = os.open(entry.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-                try:
-                    if lock(handle, 0.0):
-                        os.unlink(entry.path)
-                finally:
-                    os.close(handle)
+    for path in glob.glob(f"{_PREFIX}*{_SUFFIX}", root_dir=folder):
+        with suppress(OSError):  # a file of another user, or none
+            handle = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if lock(handle, 0.0):
+                    os.unlink(os.path.join(folder, path))
+            finally:
+                os.close(handle)
 
 
 def _remove(path: str, handle: int, owner: int) -> None:

@@ -202,9 +202,9 @@ def held_folder(folder: str, doing: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _lock_file(path: str, mode: int, patience: float) -> int:
-    """Return the descriptor of a lock file that this process holds; after ``patience`` seconds, of one that it does
-    not hold."""
+def lock_file(path: str, mode: int, patience: float) -> tuple[int, bool]:
+    """Open a lock file, which its holders may remove, and lock it; return its descriptor, and whether this process
+    holds it: after ``patience`` seconds, or where there are no locks, it does not."""
     tell = partial(_log.warning, "another process holds %s; waiting for at most %g s, then without it", path, patience)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
@@ -212,10 +212,10 @@ def _lock_file(path: str, mode: int, patience: float) -> int:
             if not lock(fd, patience, told=_TOLD, tell=tell):
                 # The file is replaced atomically, so making it twice costs time only.
                 _log.debug("no lock on %s: several processes may make the file at the same time", path)
-                return fd
+                return fd, False
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
+                    return fd, True
         except BaseException:
             os.close(fd)
             raise
@@ -234,7 +234,7 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
     """
     patience = _PATIENCE if patience is None else patience
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = _lock_file(path + ".lock", mode, patience)
+    fd, _ = lock_file(path + ".lock", mode, patience)
     try:
         yield
     finally:

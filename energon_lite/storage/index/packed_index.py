@@ -137,6 +137,12 @@ class PackedIndex:
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
         return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
 
+    def key_and_parts(self, sample: int) -> tuple[str, list[tuple[str, int, int]]]:
+        """The key of a sample; and name, offset and size of each of its parts."""
+        key, flat = self.key_and_part_rows(sample)
+        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return key, [(self.part_names[name], offset, size) for offset, size, name in rows]
+
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
         """Combine the scans of all shards, in the given order.

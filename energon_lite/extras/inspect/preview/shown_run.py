@@ -17,8 +17,7 @@ from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.planned_dataset import PlanCursor as PlannedCursor
-from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts
@@ -175,9 +174,8 @@ class ShownRun:
             StateMismatchError: the state in the options is of other data.
         """
         used = _ListingEncoder() if encoder is None else encoder
-        specs: Sequence[LeafSpec] = find_leaves(
-            path, options.split_part, options.dataset_config, options.split_config, None
-        )
+        files = options.dataset_config, options.split_config
+        specs: Sequence[LeafSpec] = find_leaves(path, options.split_part, *files, None)
         if encoder is None:
             specs = [replace(spec, aux={}) for spec in specs]  # aux is for cookers
         dataset = options.open(FoundLeaves(specs), used)
@@ -257,7 +255,7 @@ class ShownRun:
         return matches
 
 
-def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCursor | LaneCursor:
+def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlanCursor | LaneCursor:
     """Return the position of a state, after checking that it is of this data set.
 
     Raises:

@@ -21,8 +21,6 @@ _LABELS = ("labels", "label_ids", "targets")
 _MASKS = ("loss_mask", "mask", "labels_mask", "loss_weights")
 #: The most tokens that make up one character.
 _PARTS = 8
-#: Most tokens that are decoded together.
-_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -117,32 +115,23 @@ def pieces_of(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     A piece has several tokens if each of them is a part of a character. An empty piece is a token without text.
     """
     pieces: list[tuple[str, int]] = []
-    known: dict[int, str] = {}
     start = 0
     while start < len(tokens):
-        block = tokens[max(0, start - 1) : start + _BLOCK]
-        for token in block:
-            if token not in known:
-                known[token] = decode([token])
-        alone = [known[token] for token in block]
-        if "".join(alone) == decode(block) and not alone[-1].endswith("\ufffd"):
-            pieces += [(text, 1) for text in alone[bool(start) :]]
-            start += _BLOCK
-            continue
-        for _ in range(_BLOCK):  # characters of several tokens, or texts that depend on context
-            if start < len(tokens):
-                pieces.append(_piece(tokens, start, decode))
-                start += pieces[-1][1]
+        pieces.append(_piece(tokens, start, decode))
+        start += pieces[-1][1]
     return pieces
 
 
 def _piece(tokens: Sequence[int], start: int, decode: Decode) -> tuple[str, int]:
     """Return the text that starts at a token, and the number of tokens that complete its characters."""
-    lead = tokens[start - 1 : start] if start else []
-    before = decode(lead) if start else ""
+    lead = tokens[max(0, start - 1) : start]
+    before = decode(lead) if lead else ""
     for count in range(1, min(_PARTS, len(tokens) - start) + 1):
-        whole = decode([*lead, *tokens[start : start + count]])
-        text = whole[len(before) :] if whole.startswith(before) else decode(tokens[start : start + count])
+        piece = tokens[start : start + count]
+        text = decode(piece)
+        # The text of a token depends on the one before it, unless that has no text, such as an end token.
+        if before and (whole := decode([*lead, *piece])).startswith(before):
+            text = whole[len(before) :]
         if not text.endswith("\ufffd"):
             return text, count
     return decode(tokens[start : start + 1]), 1

@@ -241,17 +241,16 @@ class ValueView:
             except Exception as error:
                 what = getattr(error, "what", str(error))
                 return tag("p.problem", short_text(f"{type(error).__name__}: {what}"))
-            return tag("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
+            if hasattr(decoded, "shape"):
+                return tag("code", tensor_words(decoded))
+            plain = {k: tensor_words(v) if hasattr(v, "shape") else v for k, v in dict(fields_of(decoded)).items()}
+            return tag("code", short_text(repr(plain), 800))
         # More bytes than characters: formatting may add white space to JSON.
         head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
         text = _as_text(head, extension in _TEXTS, is_whole=len(head) == size)
         if text is None:
             return _bytes_words(head, size)
         return self.text(_pretty(text) if extension == "json" and len(head) == size else text, "text source")
-
-    def _decoded(self, value: Any) -> Markup:
-        plain = {k: tensor_words(v) if hasattr(v, "shape") else v for k, v in dict(fields_of(value)).items()}
-        return tag("code", short_text(repr(plain), 800))
 
 
 def _field(name: Child, drawn: Markup) -> Markup:
@@ -275,11 +274,11 @@ def _says_anything(labels: Any) -> bool:
     return any(labels) if isinstance(labels, (list, tuple)) else bool(labels)
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a list of numbers and short words."""
-    return isinstance(value, (list, tuple)) and all(
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Return whether all values are numbers and short words."""
+    return all(
         item is None or isinstance(item, (bool, int, float)) or (isinstance(item, str) and len(item) < 40)
-        for item in value
+        for item in values
     )
 
 

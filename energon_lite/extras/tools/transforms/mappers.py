@@ -214,14 +214,12 @@ class RandomCropMapper(TransformMapper[T.RandomCrop]):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
         wanted = _size(*self.transform.size)
         left, top, right, bottom = _borders(self.transform.padding)
+        before, after = np.array((top, left)), np.array((bottom, right))
         if self.transform.pad_if_needed:
-            missing = np.maximum(wanted - dst_size - (top + bottom, left + right), 0)
-            left = left + missing[1]
-            right = right + missing[1]
-            top = top + missing[0]
-            bottom = bottom + missing[0]
-        matrix = self.translate(left, top) @ matrix
-        dst_size = dst_size + np.array((top + bottom, left + right))
+            missing = np.maximum(wanted - dst_size - before - after, 0)
+            before, after = before + missing, after + missing
+        matrix = self.translate(before[1], before[0]) @ matrix
+        dst_size = dst_size + before + after
         if (dst_size < wanted).any():
             raise UsageError(
                 f"RandomCrop(size={tuple(wanted)}) of an image that is {tuple(dst_size)} (height, width)",

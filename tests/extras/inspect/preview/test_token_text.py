@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ def test_a_character_of_several_tokens_is_one_piece() -> None:
     data = [*"aé🦊".encode(), 0]
     assert pieces_of(data, utf8) == [("a", 1), ("é", 2), ("🦊", 4), ("", 1)]
     assert sum(count for _, count in pieces_of([97, 240, 159], utf8)) == 3  # cut inside of a character
+    packed = pieces_of([97, 0, 98, 0], lambda tokens: utf8([*takewhile(bool, tokens)]))  # decoding ends at 0
+    assert packed == [("a", 1), ("", 1), ("b", 1), ("", 1)]
 
 
 def test_spaces_before_words_are_kept() -> None:
