@@ -94,10 +94,8 @@ class RangeCache:
         self._pass_over(missing)
         COUNTS.memory_hits += len(data_of) - len(missing)
         self._start([span for span in missing if span not in self._coming])
-        fetches = [self._coming[span] for span in missing]
-        self._fetches.wait(fetches)
         self._failed = {}
-        for fetch in fetches:
+        for fetch in [self._coming[span] for span in missing]:
             data_of[fetch.one] = self._take(fetch)
         self._held = {span: data for span, data in data_of.items() if data is not None}
         for span, data in self._held.items():
@@ -114,9 +112,7 @@ class RangeCache:
             self._after_fork()
             if one not in self._coming:
                 self._start([one])
-            fetch = self._coming[one]
-            self._fetches.wait([fetch])
-            data = self._take(fetch)
+            data = self._take(self._coming[one])
             if data is not None:
                 self._keep(one, data)
         if data is None:
@@ -141,16 +137,17 @@ class RangeCache:
         asked = [*self._coming]
         first = next((place for place, span in enumerate(asked) if span in ranges), 0)
         for fetch in [self._coming[span] for span in asked[:first]]:
-            if fetch.is_done and (data := self._take(fetch)) is not None:
+            if fetch.done() and (data := self._take(fetch)) is not None:
                 self._keep(fetch.one, data)
 
     def _take(self, fetch: Fetch) -> memoryview | None:
-        """The bytes of a finished fetch; its error is kept for :meth:`get`."""
+        """Wait for the bytes of a fetch, and return them; its error is kept for :meth:`get`."""
+        error = fetch.exception()
         if self._coming.pop(fetch.one, None) is not None:
             self._coming_bytes -= fetch.one.size
-        if fetch.error is not None:
-            self._failed[fetch.one] = fetch.error
-        return None if fetch.data is None else memoryview(fetch.data)
+        if error is not None:
+            self._failed[fetch.one] = error
+        return memoryview(fetch.result()) if error is None else None
 
     def _keep(self, one: ShardRange, data: memoryview) -> None:
         if self._kept.pop(one, None) is None:
@@ -190,11 +187,7 @@ class RangeCache:
 
     def _from_store(self, one: ShardRange) -> bytes:
         [fetch] = self._requests.start([one])
-        self._requests.wait([fetch])
-        if fetch.error is not None:
-            raise fetch.error
-        assert fetch.data is not None
-        return bytes(fetch.data)
+        return bytes(fetch.result())
 
     def _read(self, one: ShardRange) -> bytes:
         COUNTS.requests += 1
