@@ -6,16 +6,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, optional_imports
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig
 
-try:
+with optional_imports("lightning", "this needs lightning"):
     from lightning.pytorch import LightningDataModule
-except ImportError as error:
-    raise UsageError(f"this needs lightning: {error}", fix="pip install 'energon-lite[lightning]'") from error
 
 __all__ = ["EnergonDataModule"]
 
