@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -99,8 +100,7 @@ class Fetches:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Fetch] = SimpleQueue()
         self._threads = 0
-        self._waiting: deque[Fetch] = deque()  # fetches that wait for a place in the loop
-        self._at_work = 0  # requests in the loop
+        self._places = asyncio.Semaphore(self._requests)  # for first requests in the loop
         self._active = set[Fetch]()
         self._spare = _SPARE
         self._busy = threading.Event()
@@ -125,7 +125,7 @@ class Fetches:
             if loop is None:
                 self._to_threads(group, self._requests)
             else:
-                loop.call_soon_threadsafe(self._launch, group)
+                loop.call_soon_threadsafe(self._send, group, True)
         return fetches
 
     def _finish(self, fetch: Fetch, data: bytes | memoryview, error: BaseException | None = None) -> None:
@@ -179,36 +179,28 @@ class Fetches:
 
     # -- in an event loop -----------------------------------------------------------------------------------------
 
-    def _launch(self, fetches: Sequence[Fetch]) -> None:
-        self._waiting.extend(fetches)
-        while self._waiting and self._at_work < self._requests:
-            fetch = self._waiting.popleft()
-            fetch.started = time.monotonic()
-            self._at_work += 1
-            self._send(fetch, True)
-
-    def _send(self, fetch: Fetch, is_first: bool) -> None:
-        if not fetch.done():
-            fetch.tasks.append(asyncio.get_running_loop().create_task(self._request(fetch, is_first)))
+    def _send(self, fetches: Sequence[Fetch], is_first: bool) -> None:
+        loop = asyncio.get_running_loop()
+        for fetch in fetches:
+            if not fetch.done():
+                fetch.tasks.append(loop.create_task(self._request(fetch, is_first)))
 
     async def _request(self, fetch: Fetch, is_first: bool) -> None:
         assert self._read_in_loop is not None
-        task = asyncio.current_task()
+        task, data, error = asyncio.current_task(), b"", None
         try:
-            data, error = await self._read_in_loop(fetch.one), None
+            async with self._places if is_first else nullcontext():
+                fetch.started = fetch.started or time.monotonic()
+                data = await self._read_in_loop(fetch.one)
         except asyncio.CancelledError:
             return
         except BaseException as failure:
-            data, error = b"", failure
+            error = failure
         finally:
             if task in fetch.tasks:
                 fetch.tasks.remove(task)
-            if is_first:
-                self._at_work -= 1
-                self._launch(())
-        if error is not None and fetch.tasks:
-            return  # the other request may still succeed
-        self._finish(fetch, data, error)
+        if error is None or not fetch.tasks:  # otherwise the other request may still succeed
+            self._finish(fetch, data, error)
 
     # -- requests that take too long -----------------------------------------------------------------------------
 
@@ -237,7 +229,7 @@ class Fetches:
                 if (loop := self._loop_of(fetch.one)) is None:
                     self._to_threads([fetch], self._requests * _TRIES)
                 else:
-                    loop.call_soon_threadsafe(self._send, fetch, False)
+                    loop.call_soon_threadsafe(self._send, [fetch], False)
             time.sleep(max(shortest / 4, _SHORT / 2))
 
 
