@@ -294,9 +294,7 @@ _RESTORED: list[Callable[[_Reader, list[Any]], Any]] = [
 ]
 
 
-_known: dict[str, type] = {}
-
-
+@lru_cache(maxsize=4096)
 def known_class(path: str) -> type:
     """Return a class of data by ``module:name``. Nothing is imported for it. The classes of a script are in
     ``__main__`` where it runs, and in its module elsewhere.
@@ -304,15 +302,12 @@ def known_class(path: str) -> type:
     Raises:
         UnknownClassError: there is none.
     """
-    if path in _known:
-        return _known[path]
     module_name, _, name = path.partition(":")
     for module in _modules(module_name):
         found: Any = module
         for step in name.split("."):
             found = vars(found).get(step) if hasattr(found, "__dict__") else None
         if isinstance(found, type) and _is_data(found):
-            _known[path] = found
             return found
     raise UnknownClassError(
         f"{path}, which a worker sent, is no class of data that this process has imported",

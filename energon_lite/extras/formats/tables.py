@@ -306,7 +306,8 @@ def _number_lists(column: Any) -> list[Any] | None:
     import pyarrow as pa
 
     kind = column.type
-    if column.null_count or not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_fixed(kind)):
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    if column.null_count or not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
         return None
@@ -314,14 +315,8 @@ def _number_lists(column: Any) -> list[Any] | None:
     if numbers.null_count:
         return None
     values = numbers.to_numpy(zero_copy_only=False).copy()
-    if _is_fixed(kind):
+    if is_fixed:
         return list(values.reshape(len(column), kind.list_size))
     offsets = column.offsets.to_numpy()
     bounds = (offsets - offsets[0]).tolist()
     return [values[start:stop] for start, stop in pairwise(bounds)]
-
-
-def _is_fixed(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_fixed_size_list(kind))

@@ -210,16 +210,9 @@ class RangeCache:
         return data
 
 
-#: By process and URL scheme: the event loop of the file system, if it has one.
-_loops: dict[tuple[int, str], Any] = {}
-
-
 def _loop_of(one: ShardRange) -> Any:
     path = one.shard[0]
-    key = os.getpid(), path[: path.find("://") + 1]
-    if key not in _loops:
-        _loops[key] = reads_in_loop(path) if is_url(path) else None
-    return _loops[key]
+    return reads_in_loop(path) if is_url(path) else None
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

@@ -31,7 +31,7 @@ from energon_lite.extras.remote.file_versions import (
 from energon_lite.extras.remote.store_tries import StoreTries, answered, server_of
 from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.retries import SHORTAGES, out_of
-from energon_lite.storage.files.shard_store import changed_shard
+from energon_lite.storage.files.shard_store import changed_shard, drop_oldest
 
 _log = logging.getLogger(__name__)
 
@@ -283,8 +283,7 @@ def file_system(url: str) -> tuple[Any, str]:
             ) from error
         _file_systems[os.getpid(), server] = fs
     path: str = fs._strip_protocol(url)
-    if len(_opened) >= _OPENED:
-        _opened.clear()
+    drop_oldest(_opened, _OPENED - 1)
     return _opened.setdefault((os.getpid(), url), (fs, path.rstrip("/")))
 
 
