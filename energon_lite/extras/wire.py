@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -47,13 +47,10 @@ class UnknownClassError(UsageError):
     """A message has an object of a class that this process has not imported, or that is no plain class of data."""
 
 
-class _Mark:
+class _Mark(NamedTuple):
     """Mark of a kind, at the beginning of a list."""
 
-    __slots__ = ("kind",)
-
-    def __init__(self, kind: int):
-        self.kind = kind
+    kind: int
 
 
 _MARKS = [msgpack.ExtType(kind, b"") for kind in range(13)]

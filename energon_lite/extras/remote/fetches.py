@@ -236,8 +236,6 @@ class Fetches:
 class _Times:
     """Durations of recent answers of about one size, in seconds."""
 
-    __slots__ = ("_new", "_seconds", "limit")
-
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=256)
         self._new = 0
