@@ -61,7 +61,6 @@ class RangeCache:
         self._failed: dict[ShardRange, BaseException] = {}
         #: Requests that have not been answered yet.
         self._coming: dict[ShardRange, Fetch] = {}
-        self._coming_bytes = 0
         self._process = os.getpid()
         self._requests = Fetches(
             self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
@@ -76,7 +75,7 @@ class RangeCache:
     def prefetch(self, ranges: Iterable[ShardRange]) -> None:
         """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
         self._after_fork()
-        room = self.settings.memory_bytes // 2 - self._coming_bytes
+        room = self.settings.memory_bytes // 2 - sum(span.size for span in self._coming)
         wanted: dict[ShardRange, None] = {}
         for span in ranges:
             if span not in wanted and span not in self._coming and span not in self._kept and span not in self._held:
@@ -113,8 +112,6 @@ class RangeCache:
             if one not in self._coming:
                 self._start([one])
             data = self._take(self._coming[one])
-            if data is not None:
-                self._keep(one, data)
         if data is None:
             path, identity = one.shard
             error = self._failed.pop(one)
@@ -125,29 +122,28 @@ class RangeCache:
         if self._process != os.getpid():  # requests are answered in the process that sent them
             self._process = os.getpid()
             self._coming = {}
-            self._coming_bytes = 0
 
     def _start(self, ranges: Sequence[ShardRange]) -> None:
-        if ranges:
-            self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
-            self._coming_bytes += sum([span.size for span in ranges])
+        self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
 
     def _pass_over(self, ranges: Collection[ShardRange]) -> None:
         """Count what was requested before these ranges, and is not among them, as used: its loop may have been left."""
         asked = [*self._coming]
         first = next((place for place, span in enumerate(asked) if span in ranges), 0)
         for fetch in [self._coming[span] for span in asked[:first]]:
-            if fetch.done() and (data := self._take(fetch)) is not None:
-                self._keep(fetch.one, data)
+            if fetch.done():
+                self._take(fetch)
 
     def _take(self, fetch: Fetch) -> memoryview | None:
-        """Wait for the bytes of a fetch, and return them; its error is kept for :meth:`get`."""
+        """Wait for the bytes of a fetch, keep and return them; its error is kept for :meth:`get`."""
         error = fetch.exception()
-        if self._coming.pop(fetch.one, None) is not None:
-            self._coming_bytes -= fetch.one.size
+        self._coming.pop(fetch.one, None)
         if error is not None:
             self._failed[fetch.one] = error
-        return memoryview(fetch.result()) if error is None else None
+            return None
+        data = memoryview(fetch.result())
+        self._keep(fetch.one, data)
+        return data
 
     def _keep(self, one: ShardRange, data: memoryview) -> None:
         if self._kept.pop(one, None) is None:
