@@ -13,8 +13,7 @@ from __future__ import annotations
 import copyreg
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -397,30 +396,3 @@ def require_at_least(settings: object, section: str, **least: float) -> None:
         value = getattr(settings, name)
         what = f"{name} is negative" if number == 0 else f"{name} is below {number}"
         require(value is None or value >= number, what, f"{section}.{name}", f"give a number >= {number}")
-
-
-@contextmanager
-def optional_imports(
-    extra: str, what: str, where: object = None, kind: type[EnergonLiteError] = UsageError
-) -> Iterator[None]:
-    """Import packages in the block that only an extra of this package installs.
-
-    Args:
-        extra: its name.
-        what: what needs them, for the message.
-        where: the place that the message names.
-        kind: class of the error.
-
-    Raises:
-        UsageError: one of them is not installed.
-
-    Example:
-        >>> with optional_imports("lance", "Lance data sets need the package pylance"):
-        ...     import lance
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise kind(
-            f"{what}: {error}", where=None if where is None else str(where), fix=f"pip install 'energon-lite[{extra}]'"
-        ) from error

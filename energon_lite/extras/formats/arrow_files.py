@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from energon_lite.documents.paths import is_url
-from energon_lite.errors import EnergonLiteError, optional_imports
+from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.formats.held_files import damaged, replaced
+from energon_lite.imports import optional_imports
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 
 #: The first and last bytes of a file.

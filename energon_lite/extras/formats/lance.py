@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, listed, optional_imports
+from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, listed
 from energon_lite.extras.formats.tables import lengths_of, values_of
+from energon_lite.imports import optional_imports
 
 #: The first process that used Lance, among this one and its ancestors by fork.
 _used_by: int | None = None

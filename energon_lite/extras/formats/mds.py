@@ -27,10 +27,10 @@ from energon_lite.errors import (
     ShardFormatError,
     UsageError,
     listed,
-    optional_imports,
 )
 from energon_lite.extras.formats.held_files import damaged, fetch, held_tables, shard_of
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
+from energon_lite.imports import optional_imports
 from energon_lite.storage.files.atomic_file import only_one, write_bytes
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import Shard

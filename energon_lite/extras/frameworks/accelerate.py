@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.utils.data
 
-from energon_lite.errors import optional_imports
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader

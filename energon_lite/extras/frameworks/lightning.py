@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from energon_lite.errors import UsageError, optional_imports
+from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig

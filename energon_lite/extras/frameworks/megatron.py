@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from energon_lite.errors import StateMismatchError, TopologyError, UsageError, check_choice, optional_imports
+from energon_lite.errors import StateMismatchError, TopologyError, UsageError, check_choice
 from energon_lite.extras.frameworks.trainer_loader import common_state
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.state import State

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_lite.errors import StateError, UsageError, optional_imports
+from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import write_state_file
