@@ -1,14 +1,20 @@
-"""Imports by name: names of a package that are imported when they are first used, and ``module:name`` in arguments."""
+"""Imports by name: names of a package that are imported when they are first used, and ``module:name`` in arguments; and
+imports of packages that an extra installs."""
 
 from __future__ import annotations
 
 import ast
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from energon_lite.errors import EnergonLiteError
 
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -85,3 +91,31 @@ def find_named(text: str, *, option: str, form: str, example: str, wanted: str) 
             )
         value = getattr(value, step)
     return value
+
+
+@contextmanager
+def optional_imports(
+    extra: str, what: str, where: str | None = None, kind: type[EnergonLiteError] | None = None
+) -> Iterator[None]:
+    """Import packages in the block that only an extra of this package installs.
+
+    Args:
+        extra: its name.
+        what: what needs them, for the message.
+        where: the place that the message names.
+        kind: class of the error; None: UsageError.
+
+    Raises:
+        UsageError: one of them is not installed.
+
+    Example:
+        >>> with optional_imports("lance", "Lance data sets need the package pylance"):
+        ...     import lance
+    """
+    try:
+        yield
+    except ImportError as error:
+        from energon_lite.errors import UsageError
+
+        fix = f"pip install 'energon-lite[{extra}]'"
+        raise (kind or UsageError)(f"{what}: {error}", where=where, fix=fix) from error

@@ -241,20 +241,29 @@ def empty_like(batch: Any, rows: int) -> Any:
     Tensors and arrays whose first dimension is ``rows``, and lists (or tuples) of that length lose all their rows;
     everything else stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
     """
+    return with_rows(batch, rows, [])
+
+
+def with_rows(batch: Any, rows: int, places: list[int]) -> Any:
+    """Return ``batch``, which holds ``rows`` samples, with those at some places, in that order.
+
+    Tensors and arrays whose first dimension is ``rows``, and lists (or tuples) of that length are changed; everything
+    else stays.
+    """
     if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return batch[:0] if batch.ndim and batch.shape[0] == rows else batch
+        return batch[places] if batch.ndim and batch.shape[0] == rows else batch
     if isinstance(batch, dict):
-        return {key: empty_like(value, rows) for key, value in batch.items()}
+        return {key: with_rows(value, rows, places) for key, value in batch.items()}
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         names = [field.name for field in dataclasses.fields(batch) if field.init]
-        changed = {name: empty_like(getattr(batch, name), rows) for name in names}
-        if "__sources__" in changed:
+        changed = {name: with_rows(getattr(batch, name), rows, places) for name in names}
+        if "__sources__" in changed and not places:
             changed["__sources__"] = ()
         return dataclasses.replace(batch, **changed)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(empty_like(value, rows) for value in batch))
+        return type(batch)(*(with_rows(value, rows, places) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)() if len(batch) == rows else batch
+        return type(batch)([batch[place] for place in places]) if len(batch) == rows else batch
     return batch
 
 

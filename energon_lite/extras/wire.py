@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -47,13 +47,10 @@ class UnknownClassError(UsageError):
     """A message has an object of a class that this process has not imported, or that is no plain class of data."""
 
 
-class _Mark:
+class _Mark(NamedTuple):
     """Mark of a kind, at the beginning of a list."""
 
-    __slots__ = ("kind",)
-
-    def __init__(self, kind: int):
-        self.kind = kind
+    kind: int
 
 
 _MARKS = [msgpack.ExtType(kind, b"") for kind in range(13)]
@@ -294,9 +291,7 @@ _RESTORED: list[Callable[[_Reader, list[Any]], Any]] = [
 ]
 
 
-_known: dict[str, type] = {}
-
-
+@lru_cache(maxsize=4096)
 def known_class(path: str) -> type:
     """Return a class of data by ``module:name``. Nothing is imported for it. The classes of a script are in
     ``__main__`` where it runs, and in its module elsewhere.
@@ -304,15 +299,12 @@ def known_class(path: str) -> type:
     Raises:
         UnknownClassError: there is none.
     """
-    if path in _known:
-        return _known[path]
     module_name, _, name = path.partition(":")
     for module in _modules(module_name):
         found: Any = module
         for step in name.split("."):
             found = vars(found).get(step) if hasattr(found, "__dict__") else None
         if isinstance(found, type) and _is_data(found):
-            _known[path] = found
             return found
     raise UnknownClassError(
         f"{path}, which a worker sent, is no class of data that this process has imported",

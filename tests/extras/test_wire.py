@@ -168,7 +168,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("path", [*OTHERS, "antigravity:geohash"])
 def test_only_known_classes_of_data_are_made_and_nothing_is_imported(path: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(wire, "_known", {})
+    wire.known_class.cache_clear()
     monkeypatch.setattr(sys.modules["__main__"], "geohash", Record, raising=False)  # and that has no file
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert wire.known_class(f"{__name__}:Slim") is Slim

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.device.pinned import SEGMENTS, Arrival, CopyEngine, CudaEngine, PinnedSegments
+from energon_lite.extras.device.pinned import SEGMENTS, Arrival, CudaEngine, PinnedSegments
 from energon_lite.hooks import HookContext, LendingScope, is_overridden
 from energon_lite.hooks.global_generators import restores_seeds
 from energon_lite.hooks.hooks import hook_of
@@ -69,7 +69,7 @@ class DeviceCopy:
     def __init__(
         self,
         device: torch.device | str,
-        engine: CopyEngine | None = None,
+        engine: CudaEngine | None = None,
         segments: PinnedSegments = SEGMENTS,
     ):
         try:

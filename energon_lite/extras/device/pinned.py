@@ -36,38 +36,12 @@ class Arrival(Protocol):
         """Wait, in this process, for the work before the mark."""
 
 
-class CopyEngine(Protocol):
-    """Stream of a device, and the memory that it copies from: all that copies need of CUDA."""
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Global generator of the device; None: it has none."""
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which work goes to the stream."""
-
-    def register(self, address: int, size: int) -> None:
-        """Page-lock memory of this process.
-
-        Raises:
-            RuntimeError: the system refuses it.
-        """
-
-    def unregister(self, address: int) -> None:
-        """Undo :meth:`register`."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor in page-locked memory; inside of :meth:`stream`."""
-
-    def record(self) -> Arrival:
-        """Return a mark after all work that was begun."""
-
-    def hand_over(self, batch: Any, arrival: Arrival) -> Any:
-        """Return a batch for use by the caller's work on the device, which waits for the mark; the process does not."""
-
-
 class CudaEngine:
-    """Engine of an NVIDIA GPU, with a stream of its own. Needs a device with an index."""
+    """Stream of an NVIDIA GPU, and the memory that it copies from: all that copies need of CUDA.
+
+    Args:
+        device: the GPU, with its index.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -75,12 +49,19 @@ class CudaEngine:
 
     @property
     def generator(self) -> torch.Generator | None:
+        """Global generator of the device."""
         return torch.cuda.default_generators[self._device.index]
 
     def stream(self) -> AbstractContextManager[Any]:
+        """Return a context in which work goes to the stream."""
         return torch.cuda.stream(self._stream)
 
     def register(self, address: int, size: int) -> None:
+        """Page-lock memory of this process.
+
+        Raises:
+            RuntimeError: the system refuses it.
+        """
         try:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
         except RuntimeError:
@@ -89,15 +70,19 @@ class CudaEngine:
             raise
 
     def unregister(self, address: int) -> None:
+        """Undo :meth:`register`."""
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor in page-locked memory; inside of :meth:`stream`."""
         return tensor.to(self._device, non_blocking=True)
 
     def record(self) -> Arrival:
+        """Return a mark after all work that was begun."""
         return self._stream.record_event()
 
     def hand_over(self, batch: Any, arrival: Arrival) -> Any:
+        """Return a batch for use by the caller's work on the device, which waits for the mark; the process does not."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(arrival)  # type: ignore[arg-type]  # it is one of record()
 
@@ -134,7 +119,7 @@ class PinnedSegments:
         self._held: list[_Held] = []
         self._lock = threading.RLock()  # loaders may be in several threads
 
-    def place_of(self, tensor: torch.Tensor, engine: CopyEngine) -> int | None:
+    def place_of(self, tensor: torch.Tensor, engine: CudaEngine) -> int | None:
         """Return the address of the page-locked segment that has a tensor, registered now if it is new; None: the
         tensor is in other memory."""
         if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -153,7 +138,7 @@ class PinnedSegments:
             if segments:
                 self._held.append(_Held(arrival, batch, segments))
 
-    def _pin(self, segment: MappedSegment, engine: CopyEngine) -> bool:
+    def _pin(self, segment: MappedSegment, engine: CudaEngine) -> bool:
         address = segment.address
         try:
             engine.register(address, segment.size)
@@ -171,7 +156,7 @@ class PinnedSegments:
         weakref.finalize(segment, self._end, engine, address, os.getpid()).atexit = False
         return self.pinned[address]
 
-    def _end(self, engine: CopyEngine, address: int, owner: int) -> None:
+    def _end(self, engine: CudaEngine, address: int, owner: int) -> None:
         """Forget a segment that is about to be unmapped."""
         if os.getpid() != owner:  # a forked worker drops the trainer's maps, and must not call CUDA
             self.pinned.pop(address, None)

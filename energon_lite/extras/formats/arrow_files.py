@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from energon_lite.documents.paths import is_url
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.formats.held_files import damaged, replaced
+from energon_lite.imports import optional_imports
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 
 #: The first and last bytes of a file.
@@ -75,6 +76,10 @@ class _GroupTable(ABC):
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(self.path, error, f"{self.kind} {number}") from error
 
+    def _stream(self, pa: Any) -> Any:
+        """Return a stream of the file, which reads by ranges."""
+        return pa.PythonFile(RangedFile(self.size, partial(read_bytes, self.path)), mode="r")
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_open": None}
 
@@ -119,9 +124,7 @@ class ParquetTable(_GroupTable):
         if self._open is None or self._open[0] != owner:
             if size_of(self.path) != self.size or hashlib.sha256(self._footer()).hexdigest() != self.digest:
                 raise replaced(self.path)
-            source = self.path
-            if is_url(self.path):
-                source = pa.PythonFile(RangedFile(self.size, partial(read_bytes, self.path)), mode="r")
+            source = self._stream(pa) if is_url(self.path) else self.path
             file = pa.parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             self._open = owner, file
         return self._open[1]
@@ -144,16 +147,10 @@ def import_arrow(where: str) -> Any:
     Raises:
         UsageError: the package is not installed.
     """
-    try:
+    with optional_imports("parquet", "Parquet and Arrow files need the package pyarrow", where):
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError(
-            f"Parquet and Arrow files need the package pyarrow: {error}",
-            where=where,
-            fix="pip install 'energon-lite[parquet]'",
-        ) from error
     return pyarrow
 
 
@@ -164,12 +161,8 @@ _SCHEMA = 1
 _DICTIONARY = 2
 #: Kind of a message: a batch of records.
 _BATCH = 3
-#: Bytes behind the footer of a file: its length, and the magic.
-_TAIL = 10
 #: Bytes of the mark at the end of a stream, at most.
 _END = 8
-#: Number of the footer's field that lists the batches (``File.fbs`` of Arrow).
-_FOOTER_BATCHES = 3
 #: Most bytes of a message that are read first; they contain nearly all headers.
 _HEAD = 1 << 12
 
@@ -192,11 +185,15 @@ class ArrowTable(_GroupTable):
         super().__init__(path)
         pa = import_arrow(path)
         digest = hashlib.sha256()
-        start = len(_FILE_MAGIC) if read_bytes(path, 0, min(self.size, 8)) == _FILE_MAGIC else 0
-        messages = self._messages(start, digest)
+        is_file = read_bytes(path, 0, min(self.size, len(_FILE_MAGIC))) == _FILE_MAGIC
+        messages, end = self._messages(len(_FILE_MAGIC) if is_file else 0, digest)
         if not messages or messages[0].kind != _SCHEMA:
             raise damaged(path, "it does not begin as an Arrow file does")
         self._batches = [message for message in messages if message.kind == _BATCH]
+        if is_file:
+            self._check_footer(pa)
+        elif self.size - end > _END:
+            raise damaged(path, f"its messages end at byte {end} of {self.size}")
         # A batch needs the schema and all dictionaries before it. They are few.
         self._before = [message for message in messages if message.kind in (_SCHEMA, _DICTIONARY)]
         self.group_rows = [batch.rows for batch in self._batches]
@@ -229,8 +226,8 @@ class ArrowTable(_GroupTable):
             self._open = os.getpid(), pa.memory_map(self.path)
         return self._open[1].read_at(message.size, message.offset)
 
-    def _messages(self, at: int, digest: Any) -> list[_Message]:
-        """All messages from byte ``at`` on to the mark at their end."""
+    def _messages(self, at: int, digest: Any) -> tuple[list[_Message], int]:
+        """All messages from byte ``at`` on, and the place of the mark at their end."""
         messages = []
         while at + 8 <= self.size:
             head = read_bytes(self.path, at, min(_HEAD, self.size - at))
@@ -250,34 +247,21 @@ class ArrowTable(_GroupTable):
             messages.append(_Message(kind, rows, at, size))
             digest.update(head[: 8 + length])
             at += size
-        self._check_end(at, sum(message.kind == _BATCH for message in messages))
-        return messages
+        return messages, at
 
-    def _check_end(self, at: int, batches: int) -> None:
-        """Refuse a file whose messages end early: a stream with bytes behind them, or a footer with more batches.
+    def _check_footer(self, pa: Any) -> None:
+        """Refuse a file whose messages end early.
 
         Raises:
-            ShardFormatError: the messages end early.
+            ShardFormatError: there is no footer, or it has more batches.
         """
-        tail = read_bytes(self.path, max(0, self.size - _TAIL), min(self.size, _TAIL))
-        if read_bytes(self.path, 0, min(self.size, len(_FILE_MAGIC))) != _FILE_MAGIC:
-            if self.size - at > _END:
-                raise damaged(self.path, f"its messages end at byte {at} of {self.size}")
-            return
-        length = struct.unpack_from("<i", tail)[0] if tail[4:] == _FILE_MAGIC[:6] else -1
-        if not 0 < length < self.size - at:
-            raise damaged(self.path, "it does not end as an Arrow file does (it may have been cut short)")
-        footer = read_bytes(self.path, self.size - _TAIL - length, length)
         try:
-            place = _slot(footer, struct.unpack_from("<I", footer)[0], _FOOTER_BATCHES)
-            known = 0
-            if place is not None:
-                (vector,) = struct.unpack_from("<I", footer, place)
-                (known,) = struct.unpack_from("<I", footer, place + vector)
-        except struct.error as error:
-            raise damaged(self.path, f"its footer cannot be read: {error}") from None
-        if known != batches:
-            raise damaged(self.path, f"its footer knows {known} batches, and {batches} are there")
+            known = pa.ipc.open_file(self._stream(pa)).num_record_batches
+        except (pa.ArrowException, OSError, ValueError) as error:
+            what = f"it does not end as an Arrow file does (it may have been cut short): {error}"
+            raise damaged(self.path, what) from error
+        if known != len(self._batches):
+            raise damaged(self.path, f"its footer knows {known} batches, and {len(self._batches)} are there")
 
 
 def _parse(header: bytes, path: str) -> tuple[int, int, int]:

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, UsageError, listed
+from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, listed
 from energon_lite.extras.formats.tables import lengths_of, values_of
+from energon_lite.imports import optional_imports
 
 #: The first process that used Lance, among this one and its ancestors by fork.
 _used_by: int | None = None
@@ -92,14 +93,8 @@ class LanceSource:
                     fix="get_savable_loader(dataset, start_method='spawn')",
                 )
             _used_by = os.getpid()
-            try:
+            with optional_imports("lance", "Lance data sets need the package pylance", self.path):
                 import lance
-            except ImportError as error:
-                raise UsageError(
-                    f"Lance data sets need the package pylance: {error}",
-                    where=self.path,
-                    fix="pip install 'energon-lite[lance]'",
-                ) from error
             try:
                 opened = lance.dataset(self.path, version=self._version)
             except (OSError, ValueError, RuntimeError) as error:

@@ -30,6 +30,7 @@ from energon_lite.errors import (
 )
 from energon_lite.extras.formats.held_files import damaged, fetch, held_tables, shard_of
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
+from energon_lite.imports import optional_imports
 from energon_lite.storage.files.atomic_file import only_one, write_bytes
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import Shard
@@ -73,14 +74,9 @@ def unpacked(data: bytes, how: str, size: int, path: str) -> bytes:
 
 
 def _by_arrow(data: bytes, codec: str, size: int, path: str) -> bytes:
-    try:
+    what = f"shards compressed by {codec} are unpacked by the package pyarrow"
+    with optional_imports("parquet", what, path, FatalSampleError):
         import pyarrow
-    except ImportError as error:
-        raise FatalSampleError(
-            f"shards compressed by {codec} are unpacked by the package pyarrow: {error}",
-            where=path,
-            fix="pip install 'energon-lite[parquet]'",
-        ) from error
     contents: Any = pyarrow.Codec(codec).decompress(data, decompressed_size=size, asbytes=True)
     return bytes(contents)
 

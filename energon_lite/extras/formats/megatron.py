@@ -22,7 +22,7 @@ import numpy as np
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import DataIndexError, NotPreparedError, ShardFormatError
 from energon_lite.extras.formats.held_files import fetch, replaced, shard_of
-from energon_lite.storage.files.byte_ranges import map_file, missing, open_file, read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import map_file, open_file, read_bytes, size_of
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -156,14 +156,8 @@ class MegatronSource:
         if is_url(self.path):
             data: Any = read_bytes(self._index_path, 0, self._size)
         else:
-            try:
-                fd = open_file(self._index_path, os.O_RDONLY)
-            except FileNotFoundError:
-                raise missing(self._index_path) from None
-            try:
-                data = map_file(fd)
-            finally:
-                os.close(fd)
+            with open(self._index_path, "rb", opener=open_file) as file:
+                data = map_file(file.fileno())
         at, arrays = _HEAD.size, []
         for dtype, count in (("<i4", self._sequences), ("<i8", self._sequences), ("<i8", self._entries)):
             arrays.append(np.frombuffer(data, dtype, count, at))

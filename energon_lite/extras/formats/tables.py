@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from glob import escape, glob, has_magic
 from itertools import pairwise
 from typing import Any
@@ -45,9 +45,6 @@ _SPLITS = {
     "test": "test",
     "testing": "test",
 }
-
-
-_PIECES = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", re.DOTALL)
 
 
 def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[str]:
@@ -93,8 +90,9 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
                 return base, [path]
             base = path.rstrip("/")
         names = url_files(base).list_files(base, "")
-        pattern = path[len(base) + 1 :] if has_magic(path) else "**"
-        return base, sorted(f"{base}/{name}" for name in names if name.endswith(extensions) and _fits(name, pattern))
+        patterns = path[len(base) + 1 :].split("/") if has_magic(path) else ["**"]
+        fitting = [name for name in names if name.endswith(extensions) and _fits(name.split("/"), patterns)]
+        return base, sorted(f"{base}/{name}" for name in fitting)
     if has_magic(path) and not os.path.exists(path):
         paths = glob(path, recursive=True)
     elif os.path.isdir(path):
@@ -104,13 +102,13 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
     return base, sorted(file for file in paths if file.endswith(extensions) and os.path.isfile(file))
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """Return True if a name matches a pattern as in a shell: a star matches no slash, two stars match any."""
-    of = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    made = "".join(
-        of.get(piece) or (piece if piece[0] == "[" else re.escape(piece)) for piece in _PIECES.findall(pattern)
-    )
-    return re.fullmatch(made, name) is not None
+def _fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return True if the parts of a path match those of a pattern; ``**`` matches any number of parts."""
+    if not patterns or not names:
+        return not names and all(pattern == "**" for pattern in patterns)
+    if patterns[0] == "**":
+        return _fits(names, patterns[1:]) or _fits(names[1:], patterns)
+    return fnmatchcase(names[0], patterns[0]) and _fits(names[1:], patterns[1:])
 
 
 def _split_of(name: str) -> str | None:
@@ -172,10 +170,10 @@ class TableSource:
                     fix=f"make it like {first.path}, or read it as a data set of its own",
                 )
         self._columns = None if names is None else [name for name in first.names if name in names]
-        self.part_names = frozenset(first.names if self._columns is None else self._columns)
+        self._names = first.names if self._columns is None else self._columns
+        self.part_names = frozenset(self._names)
         rows = [count for file in self.files for count in file.group_rows]
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
-        self._bounds = self._starts.tolist()
         self._groups = [
             (place, group) for place, file in enumerate(self.files) for group in range(len(file.group_rows))
         ]
@@ -193,7 +191,7 @@ class TableSource:
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of a row's file, and of its row group in that file."""
-        return self._groups[bisect_right(self._bounds, index) - 1]
+        return self._groups[int(np.searchsorted(self._starts, index, side="right")) - 1]
 
     def read(self, index: int) -> Mapping[str, Any]:
         return {name: values[0] for name, values in self.read_many([index]).items()}
@@ -202,17 +200,13 @@ class TableSource:
         """Read rows by columns; the rows of one row group are taken out of it at once."""
         wanted = np.asarray(indices, np.int64)
         groups = np.searchsorted(self._starts, wanted, side="right") - 1
-        if len(wanted) == 0 or (groups[0] == groups).all():
-            return self._take(int(groups[0]), wanted) if len(wanted) else {name: [] for name in self.part_names}
-        order = np.argsort(groups, kind="stable")
-        columns: dict[str, list[Any]] = {}
-        for mine in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-            for name, values in self._take(int(groups[mine[0]]), wanted[mine]).items():
-                columns.setdefault(name, []).extend(values)
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        places = back.tolist()
-        return {name: [values[place] for place in places] for name, values in columns.items()}
+        columns: dict[str, list[Any]] = {name: [None] * len(wanted) for name in self._names}
+        for group in np.unique(groups).tolist():
+            mine = np.flatnonzero(groups == group)
+            for name, values in self._take(group, wanted[mine]).items():
+                for place, value in zip(mine.tolist(), values, strict=True):
+                    columns[name][place] = value
+        return columns
 
     def column(self, name: str) -> Any:
         """Return the lengths in a column: its integers, or the lengths of its lists.
@@ -312,7 +306,8 @@ def _number_lists(column: Any) -> list[Any] | None:
     import pyarrow as pa
 
     kind = column.type
-    if column.null_count or not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_fixed(kind)):
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    if column.null_count or not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
         return None
@@ -320,14 +315,8 @@ def _number_lists(column: Any) -> list[Any] | None:
     if numbers.null_count:
         return None
     values = numbers.to_numpy(zero_copy_only=False).copy()
-    if _is_fixed(kind):
+    if is_fixed:
         return list(values.reshape(len(column), kind.list_size))
     offsets = column.offsets.to_numpy()
     bounds = (offsets - offsets[0]).tolist()
     return [values[start:stop] for start, stop in pairwise(bounds)]
-
-
-def _is_fixed(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_fixed_size_list(kind))

@@ -11,16 +11,14 @@ from typing import Any
 
 import torch.utils.data
 
-from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader
 
-try:
+with optional_imports("accelerate", "this needs accelerate"):
     from accelerate.state import GradientState, PartialState
-except ImportError as error:
-    raise UsageError(f"this needs accelerate: {error}", fix="pip install 'energon-lite[accelerate]'") from error
 
 __all__ = ["AccelerateLoader"]
 

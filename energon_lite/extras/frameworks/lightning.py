@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig
 
-try:
+with optional_imports("lightning", "this needs lightning"):
     from lightning.pytorch import LightningDataModule
-except ImportError as error:
-    raise UsageError(f"this needs lightning: {error}", fix="pip install 'energon-lite[lightning]'") from error
 
 __all__ = ["EnergonDataModule"]
 

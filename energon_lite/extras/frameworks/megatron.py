@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError, check_choice
 from energon_lite.extras.frameworks.trainer_loader import common_state
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.state import State
@@ -41,10 +42,8 @@ def worker_config(
         UsageError: megatron-core is not installed, or an argument is invalid.
     """
     check_choice("stages", stages, get_args(Stages))
-    try:
+    with optional_imports("megatron", "importing megatron.core"):
         from megatron.core import parallel_state as groups
-    except ImportError as error:
-        raise UsageError(f"importing megatron.core: {error}", fix="pip install 'energon-lite[megatron]'") from None
     if not groups.model_parallel_is_initialized():
         raise TopologyError("Megatron's groups are not there yet", fix="call initialize_model_parallel() before")
     tensor_rank, part = groups.get_tensor_model_parallel_rank(), groups.get_context_parallel_rank()

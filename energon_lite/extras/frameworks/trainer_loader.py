@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-from energon_lite.batching.collate import rows_of
+from energon_lite.batching.collate import rows_of, with_rows
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.loading.iterators.collectives import gather_states, is_running
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -195,21 +192,4 @@ class TrainerLoader:
             if self._full is None:  # the first batch of the pass, of another rank
                 self._full = loader.restore_sample(("batch", loader.state_dict()["pass_number"], 0))
             batch, rows = self._full, rows_of(self._full, wanted)
-        return _repeated(batch, rows, wanted)
-
-
-def _repeated(value: Any, rows: int, wanted: int) -> Any:
-    """Repeat all values of ``rows`` samples in a batch until there are ``wanted``."""
-    if isinstance(value, torch.Tensor):
-        has_rows = value.dim() and value.shape[0] == rows
-        return value[torch.arange(wanted, device=value.device) % rows] if has_rows else value
-    if isinstance(value, dict):
-        return {key: _repeated(entry, rows, wanted) for key, entry in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: _repeated(getattr(value, name), rows, wanted) for name in names})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_repeated(entry, rows, wanted) for entry in value))
-    if isinstance(value, (list, tuple)) and len(value) == rows:
-        return type(value)(value[number % rows] for number in range(wanted))
-    return value
+        return with_rows(batch, rows, [number % rows for number in range(wanted)])

@@ -18,6 +18,7 @@ from typing import Any
 
 from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
+from energon_lite.imports import optional_imports
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.saved_states import write_state_file
@@ -72,10 +73,8 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-try:
+with optional_imports("hf", "this needs transformers"):
     from transformers import trainer as trainer_module
-except ImportError as error:
-    raise UsageError(f"this needs transformers: {error}", fix="pip install 'energon-lite[hf]'") from error
 
 #: Methods that the mixin overrides: a Trainer without one of them would silently skip batches a second time.
 _NEEDED = ("set_initial_training_values", "_init_training_state", "_run_epoch", "get_batch_samples", "_save_checkpoint")

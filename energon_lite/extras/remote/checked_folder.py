@@ -122,11 +122,7 @@ class CheckedFolder:
         self._distances = distances
         self._near: float | None = None  # see to_remove()
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)
-            if not os.path.isdir(self.path):
-                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
+            os.makedirs(self.path, 0o700, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"{option}: the folder cannot be used: {error.strerror or error}",

@@ -16,6 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -41,35 +43,19 @@ _KNOWN = 16
 _AGAIN = 32
 
 
-class Fetch:
-    """A request for a range, pending or done.
+class Fetch(Future["bytes | memoryview"]):
+    """A request for a range: a future of its bytes.
 
-    Attributes:
+    Args:
         one: the range.
-        data: its bytes, once they have arrived.
-        error: the exception, if the request failed.
-        is_done: the data or the error are set.
     """
 
-    __slots__ = ("data", "error", "is_done", "one", "started", "tasks", "tries", "waiter")
-
     def __init__(self, one: ShardRange):
+        super().__init__()
         self.one = one
-        self.data: bytes | memoryview | None = None
-        self.error: BaseException | None = None
-        self.is_done = False
-        self.started = 0.0
-        self.tries = 0
+        self.started = 0.0  # time of the first request
+        self.tries = 1  # requests that were sent, or are about to be
         self.tasks: list[asyncio.Task[None]] = []
-        self.waiter: _Waiter | None = None
-
-
-class _Waiter:
-    __slots__ = ("left", "woken")
-
-    def __init__(self, left: int):
-        self.left = left
-        self.woken = threading.Event()
 
 
 class Fetches:
@@ -85,8 +71,7 @@ class Fetches:
     Example:
         >>> fetches = Fetches(read, 64)
         >>> some = fetches.start([one, other])
-        >>> fetches.wait(some)
-        >>> some[0].data
+        >>> some[0].result()
         b'...'
     """
 
@@ -115,9 +100,8 @@ class Fetches:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Fetch] = SimpleQueue()
         self._threads = 0
-        self._waiting: deque[Fetch] = deque()  # fetches that wait for a place in the loop
-        self._at_work = 0  # requests in the loop
-        self._active: dict[int, Fetch] = {}
+        self._places = asyncio.Semaphore(self._requests)  # for first requests in the loop
+        self._active = set[Fetch]()
         self._spare = _SPARE
         self._busy = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -128,14 +112,10 @@ class Fetches:
             self._begin()
         fetches = [Fetch(span) for span in ranges]
         loops: dict[Any, list[Fetch]] = {}
-        if self._read_in_loop is None:
-            loops[None] = fetches
-        else:
-            for fetch in fetches:
-                loops.setdefault(self._loop_of(fetch.one), []).append(fetch)
+        for fetch in fetches:
+            loops.setdefault(self._loop_of(fetch.one), []).append(fetch)
         with self._lock:
-            for fetch in fetches:
-                self._active[id(fetch)] = fetch
+            self._active.update(fetches)
             if self._is_hedged and fetches:
                 self._busy.set()  # before they are sent: then they may already be done
                 if self._watcher is None:
@@ -145,38 +125,24 @@ class Fetches:
             if loop is None:
                 self._to_threads(group, self._requests)
             else:
-                loop.call_soon_threadsafe(self._launch, group)
+                loop.call_soon_threadsafe(self._send, group, True)
         return fetches
 
-    def wait(self, fetches: Sequence[Fetch]) -> None:
-        """Wait until all these fetches are done."""
+    def _finish(self, fetch: Fetch, data: bytes | memoryview, error: BaseException | None = None) -> None:
         with self._lock:
-            left = [fetch for fetch in fetches if not fetch.is_done]
-            waiter = _Waiter(len(left))
-            for fetch in left:
-                fetch.waiter = waiter
-        if left:
-            waiter.woken.wait()
-
-    def _finish(self, fetch: Fetch, data: bytes | memoryview | None, error: BaseException | None) -> None:
-        with self._lock:
-            if fetch.is_done:
+            if fetch.done():
                 return
-            fetch.data = data
-            fetch.error = error
-            fetch.is_done = True
-            self._active.pop(id(fetch), None)
+            self._active.discard(fetch)
             if self._is_hedged:
                 self._spare = min(_SPARE, self._spare + _SHARE)
                 if error is None:
                     self._times_of(fetch.one.size).add(time.monotonic() - fetch.started)
             if not self._active:
                 self._busy.clear()
-            waiter = fetch.waiter
-            if waiter is not None:
-                waiter.left -= 1
-                if not waiter.left:
-                    waiter.woken.set()
+            if error is None:
+                fetch.set_result(data)
+            else:
+                fetch.set_exception(error)
         for task in fetch.tasks:
             task.cancel()  # the other request; the current one has ended
 
@@ -202,51 +168,39 @@ class Fetches:
                         self._threads -= 1
                         return
                 continue
-            if fetch.is_done:
+            if fetch.done():
                 continue
             fetch.started = fetch.started or time.monotonic()
-            fetch.tries += 1
             try:
-                self._finish(fetch, self._read(fetch.one), None)
+                self._finish(fetch, self._read(fetch.one))
             except BaseException as error:
-                self._finish(fetch, None, error)
+                self._finish(fetch, b"", error)
             del fetch
 
     # -- in an event loop -----------------------------------------------------------------------------------------
 
-    def _launch(self, fetches: Sequence[Fetch]) -> None:
-        self._waiting.extend(fetches)
-        while self._waiting and self._at_work < self._requests:
-            fetch = self._waiting.popleft()
-            fetch.started = time.monotonic()
-            self._at_work += 1
-            self._send(fetch)
-
-    def _send(self, fetch: Fetch) -> None:
-        if fetch.is_done:
-            return
-        fetch.tries += 1
-        fetch.tasks.append(asyncio.get_running_loop().create_task(self._request(fetch, fetch.tries == 1)))
+    def _send(self, fetches: Sequence[Fetch], is_first: bool) -> None:
+        loop = asyncio.get_running_loop()
+        for fetch in fetches:
+            if not fetch.done():
+                fetch.tasks.append(loop.create_task(self._request(fetch, is_first)))
 
     async def _request(self, fetch: Fetch, is_first: bool) -> None:
         assert self._read_in_loop is not None
-        task = asyncio.current_task()
+        task, data, error = asyncio.current_task(), b"", None
         try:
-            data, error = await self._read_in_loop(fetch.one), None
+            async with self._places if is_first else nullcontext():
+                fetch.started = fetch.started or time.monotonic()
+                data = await self._read_in_loop(fetch.one)
         except asyncio.CancelledError:
             return
         except BaseException as failure:
-            data, error = b"", failure
+            error = failure
         finally:
             if task in fetch.tasks:
                 fetch.tasks.remove(task)
-            if is_first:
-                self._at_work -= 1
-                if self._waiting:
-                    self._launch(())
-        if error is not None and fetch.tasks:
-            return  # the other request may still succeed
-        self._finish(fetch, None if error else data, error)
+        if error is None or not fetch.tasks:  # otherwise the other request may still succeed
+            self._finish(fetch, data, error)
 
     # -- requests that take too long -----------------------------------------------------------------------------
 
@@ -262,30 +216,25 @@ class Fetches:
                     return
                 now, late = time.monotonic(), list[Fetch]()
                 shortest = _UNKNOWN
-                for fetch in self._active.values():
+                for fetch in self._active:
                     limit = self._times_of(fetch.one.size).limit
                     shortest = min(shortest, limit)
-                    waits = fetch.started and 0 < fetch.tries < _TRIES and now - fetch.started > limit * fetch.tries
+                    waits = fetch.started and fetch.tries < _TRIES and now - fetch.started > limit * fetch.tries
                     if waits and self._spare >= 1.0:
                         self._spare -= 1.0
+                        fetch.tries += 1
                         late.append(fetch)
+            self.hedged += len(late)
             for fetch in late:
-                self._again(fetch)
+                if (loop := self._loop_of(fetch.one)) is None:
+                    self._to_threads([fetch], self._requests * _TRIES)
+                else:
+                    loop.call_soon_threadsafe(self._send, [fetch], False)
             time.sleep(max(shortest / 4, _SHORT / 2))
-
-    def _again(self, fetch: Fetch) -> None:
-        self.hedged += 1
-        loop = None if self._read_in_loop is None else self._loop_of(fetch.one)
-        if loop is None:
-            self._to_threads([fetch], self._requests * _TRIES)
-        else:
-            loop.call_soon_threadsafe(self._send, fetch)
 
 
 class _Times:
     """Durations of recent answers of about one size, in seconds."""
-
-    __slots__ = ("_new", "_seconds", "limit")
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=256)

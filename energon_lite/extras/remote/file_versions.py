@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.errors import ShardChangedError
 from energon_lite.storage.files.byte_ranges import uncompared, version_number
+from energon_lite.storage.files.shard_store import drop_oldest
 
 #: Kinds of numbers, in their last two bits: of an ETag; of the time that HTTP names; of anything else.
 _ETAG, _MODIFIED, _OTHER = 1, 3, 0
@@ -95,9 +96,8 @@ def expect_version(url: str, info: Mapping[str, Any] | None) -> None:
 
 
 def _learn(url: str, version: int) -> None:
-    if len(_known) >= _KNOWN:
-        _known.clear()
     _known[url] = version
+    drop_oldest(_known, _KNOWN)
 
 
 def are_current(url: str, told: Sequence[int], version: int) -> bool:
@@ -140,7 +140,6 @@ def is_check_due(url: str) -> bool:
     if _spare[0] < 1.0 or (last is not None and now - last < _RECHECK):
         return False
     _spare[0] -= 1.0
-    if len(_compared) >= _KNOWN:
-        _compared.clear()
     _compared[url] = now
+    drop_oldest(_compared, _KNOWN)
     return True

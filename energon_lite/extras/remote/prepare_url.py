@@ -18,7 +18,7 @@ from typing import Any
 
 from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.extras.remote.file_versions import version_of
-from energon_lite.extras.remote.remote_files import copy_file, file_system, list_files, listed_size, size_in, tried
+from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, size_in, tried
 from energon_lite.extras.remote.remote_index import in_threads, scan_remote_shard
 from energon_lite.storage.dataset_scan import DatasetScan, Shards, chosen_shards, dataset_scan
 from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
@@ -37,6 +37,9 @@ _MARK = "energon_lite.unfinished"
 _LAST = (nv_meta.SQLITE_INDEX, nv_meta.INFO_YAML, nv_meta.INFO_JSON)
 #: Schemes of servers that cannot be written to.
 _READ_ONLY = ("http", "https")
+_ELSEWHERE = (
+    "prepare a local copy and upload .nv-meta and the .tar.idx files with the shards, or give the store's own URL"
+)
 
 
 class _Shards(Shards):
@@ -65,7 +68,7 @@ class _Shards(Shards):
         return scan_remote_shard(self.root, unit, self._size(unit))
 
     def _size(self, unit: str) -> int:
-        return listed_size(self.where(unit), self._there[unit])
+        return file_size(self.where(unit), self._there[unit])
 
     def outcome(self, unit: str) -> Outcome:
         """Scan a shard, and keep the result; return its table, or the error of a damaged shard."""
@@ -96,12 +99,18 @@ class RemoteFolder:
         return bool(names & self.there.keys()) and f"{nv_meta.META_FOLDER}/{_MARK}" not in self.there
 
     def begin(self) -> None:
-        """Mark the data set as unfinished.
+        """Mark the data set as unfinished, which detects missing permissions before long work.
 
         Raises:
             UsageError: nothing can be written there.
         """
-        check_writable(self.url, f"{nv_meta.META_FOLDER}/{_MARK}")
+        scheme = self.url.partition("://")[0]
+        if scheme in _READ_ONLY:
+            raise UsageError(f"{scheme}:// cannot be written to", where=self.url, fix=_ELSEWHERE)
+        try:
+            put_bytes(self.url, f"{nv_meta.META_FOLDER}/{_MARK}", b"")
+        except DatasetError as error:
+            raise UsageError(f"nothing can be written there: {error.what}", where=self.url, fix=_ELSEWHERE) from error
 
     def find_shards(self, exclude: str | None) -> list[str]:
         """Find the shards; see :func:`~energon_lite.storage.dataset_scan.find_shards`."""
@@ -218,24 +227,6 @@ def prepare_url(url: str, choose: Callable[[DatasetScan], Choice] | None, option
 # -- files in the store, each written atomically --------------------------------------------------------------------
 
 
-def check_writable(url: str, name: str) -> None:
-    """Write an empty file, to detect missing permissions before long work; the caller removes it.
-
-    Raises:
-        UsageError: nothing can be written there.
-        DatasetError: the store does not answer.
-    """
-    scheme = url.partition("://")[0]
-    what = f"{scheme}:// cannot be written to"
-    fix = "prepare a local copy and upload .nv-meta and the .tar.idx files with the shards, or give the store's own URL"
-    if scheme in _READ_ONLY:
-        raise UsageError(what, where=url, fix=fix)
-    try:
-        put_bytes(url, name, b"")
-    except DatasetError as error:
-        raise UsageError(f"nothing can be written there: {error.what}", where=url, fix=fix) from error
-
-
 def put_bytes(url: str, name: str, data: bytes) -> None:
     """Write the file ``name`` below ``url``.
 
@@ -270,7 +261,6 @@ def remove_file(url: str, name: str) -> None:
     Raises:
         DatasetError: the store refuses, or fails repeatedly.
     """
-    folder, _, file = name.rpartition("/")
-    if file in list_files(url, folder):
-        fs, base = file_system(url)
+    fs, base = file_system(url)
+    with suppress(FileNotFoundError):
         tried(lambda: fs.rm_file(f"{base}/{name}"), url, name)

@@ -127,14 +127,9 @@ class RangeClient:
 class _Connection(asyncio.Protocol):
     """A connection to the server, which carries one request at a time."""
 
-    __slots__ = (
-        *("_answer", "_head", "_is_last", "_left", "_loop", "_offset", "_parts", "_size", "_transport", "_uses"),
-        *("_version", "heard"),
-    )
-
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
-        self._transport = None
+        self._transport: Any = None
         self._answer: asyncio.Future[Answer] | None = None
         self._uses = 0
         self._is_last = False
@@ -143,14 +138,12 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        transport: Any = self._transport
-        return transport is None or transport.is_closing()
+        return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
     def ask(self, request: bytes, offset: int, size: int) -> asyncio.Future[Answer]:
-        transport: Any = self._transport
         self._offset = offset
         self._size = size
         self._uses += 1
@@ -161,7 +154,7 @@ class _Connection(asyncio.Protocol):
         if self.is_closed:
             self.give_up(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
         else:
-            transport.write(request)
+            self._transport.write(request)
         return answer
 
     def data_received(self, data: bytes) -> None:
@@ -229,9 +222,8 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._answer = None
-        transport: Any = self._transport
-        if transport is not None:
-            transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 def _field(head: bytes, lowered: bytes, name: bytes) -> str:

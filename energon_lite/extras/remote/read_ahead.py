@@ -61,7 +61,6 @@ class RangeCache:
         self._failed: dict[ShardRange, BaseException] = {}
         #: Requests that have not been answered yet.
         self._coming: dict[ShardRange, Fetch] = {}
-        self._coming_bytes = 0
         self._process = os.getpid()
         self._requests = Fetches(
             self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
@@ -76,7 +75,7 @@ class RangeCache:
     def prefetch(self, ranges: Iterable[ShardRange]) -> None:
         """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
         self._after_fork()
-        room = self.settings.memory_bytes // 2 - self._coming_bytes
+        room = self.settings.memory_bytes // 2 - sum(span.size for span in self._coming)
         wanted: dict[ShardRange, None] = {}
         for span in ranges:
             if span not in wanted and span not in self._coming and span not in self._kept and span not in self._held:
@@ -94,10 +93,8 @@ class RangeCache:
         self._pass_over(missing)
         COUNTS.memory_hits += len(data_of) - len(missing)
         self._start([span for span in missing if span not in self._coming])
-        fetches = [self._coming[span] for span in missing]
-        self._fetches.wait(fetches)
         self._failed = {}
-        for fetch in fetches:
+        for fetch in [self._coming[span] for span in missing]:
             data_of[fetch.one] = self._take(fetch)
         self._held = {span: data for span, data in data_of.items() if data is not None}
         for span, data in self._held.items():
@@ -114,11 +111,7 @@ class RangeCache:
             self._after_fork()
             if one not in self._coming:
                 self._start([one])
-            fetch = self._coming[one]
-            self._fetches.wait([fetch])
-            data = self._take(fetch)
-            if data is not None:
-                self._keep(one, data)
+            data = self._take(self._coming[one])
         if data is None:
             path, identity = one.shard
             error = self._failed.pop(one)
@@ -129,28 +122,28 @@ class RangeCache:
         if self._process != os.getpid():  # requests are answered in the process that sent them
             self._process = os.getpid()
             self._coming = {}
-            self._coming_bytes = 0
 
     def _start(self, ranges: Sequence[ShardRange]) -> None:
-        if ranges:
-            self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
-            self._coming_bytes += sum([span.size for span in ranges])
+        self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
 
     def _pass_over(self, ranges: Collection[ShardRange]) -> None:
         """Count what was requested before these ranges, and is not among them, as used: its loop may have been left."""
         asked = [*self._coming]
         first = next((place for place, span in enumerate(asked) if span in ranges), 0)
         for fetch in [self._coming[span] for span in asked[:first]]:
-            if fetch.is_done and (data := self._take(fetch)) is not None:
-                self._keep(fetch.one, data)
+            if fetch.done():
+                self._take(fetch)
 
     def _take(self, fetch: Fetch) -> memoryview | None:
-        """The bytes of a finished fetch; its error is kept for :meth:`get`."""
-        if self._coming.pop(fetch.one, None) is not None:
-            self._coming_bytes -= fetch.one.size
-        if fetch.error is not None:
-            self._failed[fetch.one] = fetch.error
-        return None if fetch.data is None else memoryview(fetch.data)
+        """Wait for the bytes of a fetch, keep and return them; its error is kept for :meth:`get`."""
+        error = fetch.exception()
+        self._coming.pop(fetch.one, None)
+        if error is not None:
+            self._failed[fetch.one] = error
+            return None
+        data = memoryview(fetch.result())
+        self._keep(fetch.one, data)
+        return data
 
     def _keep(self, one: ShardRange, data: memoryview) -> None:
         if self._kept.pop(one, None) is None:
@@ -190,11 +183,7 @@ class RangeCache:
 
     def _from_store(self, one: ShardRange) -> bytes:
         [fetch] = self._requests.start([one])
-        self._requests.wait([fetch])
-        if fetch.error is not None:
-            raise fetch.error
-        assert fetch.data is not None
-        return bytes(fetch.data)
+        return bytes(fetch.result())
 
     def _read(self, one: ShardRange) -> bytes:
         COUNTS.requests += 1
@@ -217,16 +206,9 @@ class RangeCache:
         return data
 
 
-#: By process and URL scheme: the event loop of the file system, if it has one.
-_loops: dict[tuple[int, str], Any] = {}
-
-
 def _loop_of(one: ShardRange) -> Any:
     path = one.shard[0]
-    key = os.getpid(), path[: path.find("://") + 1]
-    if key not in _loops:
-        _loops[key] = reads_in_loop(path) if is_url(path) else None
-    return _loops[key]
+    return reads_in_loop(path) if is_url(path) else None
 
 
 _shared: dict[ReadAhead, RangeCache] = {}

@@ -31,7 +31,7 @@ from energon_lite.extras.remote.file_versions import (
 from energon_lite.extras.remote.store_tries import StoreTries, answered, server_of
 from energon_lite.storage.files.byte_ranges import UrlFiles
 from energon_lite.storage.files.retries import SHORTAGES, out_of
-from energon_lite.storage.files.shard_store import changed_shard
+from energon_lite.storage.files.shard_store import changed_shard, drop_oldest
 
 _log = logging.getLogger(__name__)
 
@@ -233,25 +233,19 @@ def size_in(info: Mapping[str, Any]) -> int | None:
     return None if size is None else int(size)
 
 
-def listed_size(url: str, info: Mapping[str, Any]) -> int:
-    """Return the bytes of a file by its record in a listing; if that has no size, by a record of its own.
-
-    Raises:
-        FileNotFoundError, DatasetError: as :func:`file_size`.
-    """
-    size = size_in(info)
-    return file_size(url) if size is None else size
-
-
 def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
-    """Return the bytes of a remote file; ``info`` is the result of :func:`file_info` if that was called before.
+    """Return the bytes of a remote file.
+
+    Args:
+        info: a record of the file, if there is one already, as in a listing; without a size in it, another one is
+            requested.
 
     Raises:
         FileNotFoundError: there is no such file.
         DatasetError: the store failed, or its record has no size.
     """
-    size = size_in(file_info(url) if info is None else info)
-    if size is None:
+    size = size_in(info or {})
+    if size is None and (size := size_in(file_info(url))) is None:
         raise DatasetError(
             "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"
         )
@@ -290,8 +284,7 @@ def file_system(url: str) -> tuple[Any, str]:
             ) from error
         _file_systems[os.getpid(), server] = fs
     path: str = fs._strip_protocol(url)
-    if len(_opened) >= _OPENED:
-        _opened.clear()
+    drop_oldest(_opened, _OPENED - 1)
     return _opened.setdefault((os.getpid(), url), (fs, path.rstrip("/")))
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from energon_lite.errors import MissingShardError, NotPreparedError
 from energon_lite.extras.remote.file_versions import numbers_of, version_in, version_of
-from energon_lite.extras.remote.remote_files import copy_file, file_info, list_files, listed_size, read_range, size_in
+from energon_lite.extras.remote.remote_files import copy_file, file_info, file_size, list_files, read_range, size_in
 from energon_lite.storage.files.atomic_file import (
     only_one,
     remove_if_there,
@@ -189,7 +189,7 @@ def in_threads(work: Callable[[str], T], names: Collection[str]) -> Generator[tu
 def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
     _log.warning("%s has no packed index: making one from the files next to its %d shards", root, len(counts))
 
-    sizes = dict(in_threads(lambda name: listed_size(f"{root}/{name}", there[name]), counts))
+    sizes = dict(in_threads(lambda name: file_size(f"{root}/{name}", there[name]), counts))
     scans: dict[str, ShardScan] = {}
     database = key_database()
     if database is not None and f"{META_FOLDER}/{SQLITE_INDEX}" in there:

@@ -14,16 +14,15 @@ import multiprocessing
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from queue import Empty, Queue
 from types import ModuleType
 from typing import Any
 
@@ -68,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two signs of life.
 _BEAT = 0.15
-#: Bytes of answers that wait to be sent, at most, unless there is one only.
-_WAITING = 64 << 20
+#: Answers that wait to be sent, at most.
+_WAITING = 4
 #: Seconds of each step of TLS in a handshake, and for the end of a worker that was killed, at most.
 _PATIENCE = 5.0
 #: Seconds that a restart of a worker is delayed if workers end at once.
@@ -297,9 +296,7 @@ class _Connection(TrainerEnd):
         self._runner = runner
         self._max_bytes = max_bytes
         self._codec = codec
-        self._changed = threading.Condition()
-        self._waiting: deque[memoryview] = deque()
-        self._bytes = 0
+        self._answers: Queue[memoryview] = Queue(_WAITING)
         threading.Thread(target=self._send_all, name="energon-lite-answers", daemon=True).start()
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
@@ -322,26 +319,19 @@ class _Connection(TrainerEnd):
         return self._codec.unpack(memory)
 
     def send(self, message: Message) -> None:
-        own = memoryview(b"".join(frame(MESSAGE, message)))  # a hook may use the memory of its tensors again
-        with self._changed:
-            while self._bytes and self._bytes + own.nbytes > _WAITING:
-                self._changed.wait()
-            self._waiting.append(own)
-            self._bytes += own.nbytes
-            self._changed.notify_all()
+        # A copy, because a hook may use the memory of its tensors again.
+        self._answers.put(memoryview(b"".join(frame(MESSAGE, message))))
 
     def _send_all(self) -> None:
         """Send what waits; and a sign of life from time to time. End the process if the trainer is gone."""
         try:
             while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting, _BEAT)
-                    own = self._waiting.popleft() if self._waiting else memoryview(b"".join(frame(BEAT)))
-                self._connection.send([own])
-                with self._changed:
-                    self._bytes = sum(one.nbytes for one in self._waiting)
-                    self._changed.notify_all()
-        except (OSError, ssl.SSLError, ValueError):
+                try:
+                    parts = [self._answers.get(timeout=_BEAT)]
+                except Empty:
+                    parts = frame(BEAT)
+                self._connection.send(parts)
+        except (OSError, ValueError):
             os._exit(0)
 
 

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_processing_dataset, get_val_dataset
+from energon_lite.batching.collate import with_rows
 from energon_lite.errors import TopologyError
 from energon_lite.extras.energon import GcDataset
-from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
+from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
 from tests.extras.frameworks.framework_runs import Numbers, expected, numbers_of, train_data, val_data
 from tests.testing import ALONE, examples, take
 
@@ -114,7 +115,7 @@ def test_the_resume_law_holds(leaf_of: Callable[..., Path], kind: str, parts: An
 
 def test_what_belongs_to_rows_is_repeated_at_any_depth() -> None:
     batch = Pair({"a": torch.arange(3), "b": ["x", "y", "z"], "c": 7, "d": Pair}, Named((torch.eye(2), [1, 2, 3])))
-    found = _repeated(batch, 3, 5)
+    found = with_rows(batch, 3, [0, 1, 2, 0, 1])
     assert found.left["a"].tolist() == [0, 1, 2, 0, 1] and found.left["b"] == ["x", "y", "z", "x", "y"]
     assert found.left["c"] == 7 and isinstance(found.right, Named)
     assert found.left["d"] is Pair and len(found.right.value) == 2 and found.right.value[1] == [1, 2, 3]

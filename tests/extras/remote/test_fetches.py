@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -71,14 +72,14 @@ def test_each_gets_its_own_answer(kind: str) -> None:
     source = Source(fails=[300])
     fetches = source.fetches(kind, is_hedged=False)
     first, second = fetches.start(ranges(40)), fetches.start(ranges(5, 40))
-    fetches.wait(second)
-    fetches.wait(first)
-    fetches.wait(first)  # they are there
+    wait(second)
+    wait(first)
+    wait(first)  # they are there
     for fetch in [*first, *second]:
         if fetch.one.offset == 300:
-            assert isinstance(fetch.error, ValueError) and fetch.data is None
+            assert isinstance(fetch.exception(), ValueError)
         else:
-            assert fetch.error is None and fetch.data == str(fetch.one.offset).encode()
+            assert fetch.result() == str(fetch.one.offset).encode()
     assert source.most <= 8 and set(source.asked.values()) == {1}
 
 
@@ -89,8 +90,8 @@ def test_what_hangs_is_asked_for_once_more(kind: str, monkeypatch: pytest.Monkey
     fetches = source.fetches(kind, requests=64)
     for begin in range(0, 60, 20):
         some = fetches.start(ranges(20, begin))
-        fetches.wait(some)
-        assert [fetch.data for fetch in some] == [str(fetch.one.offset).encode() for fetch in some]
+        wait(some)
+        assert [fetch.result() for fetch in some] == [str(fetch.one.offset).encode() for fetch in some]
     source.is_over.set()
     assert source.asked[3000] >= 2 and source.asked[5000] >= 2 and fetches.hedged >= 2
     assert max(source.asked.values()) <= 3
@@ -100,9 +101,9 @@ def test_what_hangs_is_asked_for_once_more(kind: str, monkeypatch: pytest.Monkey
 def test_a_store_that_is_slow_as_a_whole_is_not_asked_more(kind: str) -> None:
     source = Source()
     fetches = source.fetches(kind, requests=64)
-    fetches.wait(fetches.start(ranges(64)))
+    wait(fetches.start(ranges(64)))
     source.delay = 0.3
-    fetches.wait(fetches.start(ranges(300, 100)))
+    wait(fetches.start(ranges(300, 100)))
     assert sum(source.asked.values()) <= 364 + 16 + 36 + 2
 
 
@@ -110,15 +111,15 @@ def test_a_store_that_is_slow_as_a_whole_is_not_asked_more(kind: str) -> None:
 def test_after_a_fork(kind: str) -> None:
     source = Source()
     fetches = source.fetches(kind)
-    fetches.wait(fetches.start(ranges(3)))
+    wait(fetches.start(ranges(3)))
     pending = fetches.start(ranges(8, 50))
     with source.lock:  # a thread that held it would not be in the child, to release it
         child = os.fork()
     if not child:
         some = fetches.start(ranges(20, 100))
-        fetches.wait(some)
-        os._exit(0 if [fetch.data for fetch in some] == [str(fetch.one.offset).encode() for fetch in some] else 1)
-    fetches.wait(pending)
+        wait(some)
+        os._exit(0 if [fetch.result() for fetch in some] == [str(fetch.one.offset).encode() for fetch in some] else 1)
+    wait(pending)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -127,7 +128,7 @@ def test_threads_end_when_there_is_nothing_to_do(kind: str, monkeypatch: pytest.
     def use(fetches: Fetches) -> None:
         for first in (0, 40):  # threads that have ended begin again
             for number in range(first, first + 40):  # each is done at once, and nobody is busy then
-                fetches.wait(fetches.start(ranges(1, number)))
+                wait(fetches.start(ranges(1, number)))
                 assert until(lambda: not fetches._busy.is_set(), 60)
             assert until(lambda: fetches._watcher is None and not fetches._threads, 60)
 

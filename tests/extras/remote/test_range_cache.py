@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -166,7 +166,7 @@ def test_what_was_prefetched_for_a_loop_that_was_left_takes_no_room(wanted: Shar
     for first in range(0, 9000, 2000):
         ranges = [wanted._replace(offset=offset, size=1000) for offset in (first, first + 1000)]
         cache.prefetch(ranges)
-        cache._fetches.wait([*cache._coming.values()])
+        wait(cache._coming.values())
         assert len(store.asked) == first // 1000 + 2
         cache.load(ranges[:1])
 

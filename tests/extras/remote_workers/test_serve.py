@@ -102,7 +102,7 @@ def test_classes_of_the_trainers_script_are_known(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     text_dataset(tmp_path / "data", 4)
-    monkeypatch.setattr(wire, "_known", {})
+    wire.known_class.cache_clear()
     monkeypatch.setattr(wire, "SCRIPTS", [])
     with pytest.raises(wire.UnknownClassError):
         wire.known_class("__main__:Numbers")
