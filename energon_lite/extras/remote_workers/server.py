@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two signs of life.
 _BEAT = 0.15
 #: Answers that wait to be sent, at most.
-_WAITING = 4
+_WAITING = 2
 #: Seconds of each step of TLS in a handshake, and for the end of a worker that was killed, at most.
 _PATIENCE = 5.0
 #: Seconds that a restart of a worker is delayed if workers end at once.
