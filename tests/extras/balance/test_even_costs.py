@@ -260,11 +260,6 @@ def unevenness(bins: MovableSamples) -> float:
     return total
 
 
-def worst(bins: MovableSamples, width: int) -> float:
-    sums = bins.loads.reshape(len(bins.loads), -1, width).sum(axis=1)
-    return float((sums.max(axis=1) / sums.mean(axis=1)).max())
-
-
 def assert_true(bins: MovableSamples, before: Ints) -> None:
     """What is kept beside the samples is that of the samples, and there are as many of each."""
     place = bins.place()
@@ -319,27 +314,6 @@ def test_trades_find_what_single_samples_do_not() -> None:
     for turn in range(10):
         bins.trade(turn, pairs=8, considered=12)
     assert unevenness(bins) < 0.6 * before
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_worst_columns_become_better(seed: int) -> None:
-    bins = movable(48, seed)
-    for turn in range(30):
-        bins.exchange_singles(turn)
-    before = {width: worst(bins, width) for width in bins.columns.levels}
-    bins.finish(48, np.full(bins.none, -1))
-    after = {width: worst(bins, width) for width in bins.columns.levels}
-    assert sum(after.values()) < sum(before.values()) - 1
-    assert all(after[width] < 1.02 for width in before if width <= 3)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_too_full_is_mended_at_any_price(seed: int) -> None:
-    bins = movable(32, seed, full=None)
-    assert (bins.held > LIMIT).any()
-    for turn in range(16):
-        bins.exchange_singles(turn)
-    assert bins.mend() and (bins.held <= LIMIT).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

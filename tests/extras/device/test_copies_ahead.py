@@ -120,37 +120,28 @@ def test_batches_states_and_counts_are_those_without_it(leaf_of: Any, kind: str)
                     assert stats[0][name] == stats[1][name]
 
 
-@settings(max_examples=examples(25))
-@given(kind=st.sampled_from([*KINDS]), cuts=st.lists(st.integers(0, 9), min_size=1, max_size=4), data=st.data())
+@settings(max_examples=examples(50))
+@given(kind=st.sampled_from([*KINDS]), cuts=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
 def test_the_resume_law_holds(leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject) -> None:
-    """Cut anywhere, resume in another loader, with one ahead or without: the undisturbed sequence."""
-    expected, state, found = _plain(leaf_of(30), kind, 12), None, list[Any]()
+    """Cut anywhere, go on in the same loader or in another one, with one ahead or without: the undisturbed sequence."""
+    expected, found, loader = _plain(leaf_of(30), kind, 12), list[Any](), _loader(leaf_of(30), kind)
     for cut in cuts:
-        with _loader(leaf_of(30), kind, ahead=data.draw(st.booleans())) as loader:
-            loader.restore_state_rank(state)
-            found += _taken(loader, cut)
-            state = loader.save_state_rank()
-    assert found == expected[: len(found)] and len(found) == sum(cuts)
-
-
-@settings(max_examples=examples(25))
-@given(kind=st.sampled_from([*KINDS]), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5), data=st.data())
-def test_breaks_restores_and_closes_of_one_loader(
-    leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject
-) -> None:
-    expected, found = _plain(leaf_of(30), kind, 12), list[Any]()
-    with _loader(leaf_of(30), kind) as loader:
-        for cut in cuts:
-            found += _taken(loader, cut)
-            match data.draw(st.sampled_from(["go on", "restore", "close", "cpu"])):
-                case "restore":
-                    state = loader.save_state_rank()
-                    _taken(loader, 2)
-                    loader.restore_state_rank(state)
-                case "close":
-                    loader.close()
-                case "cpu":
-                    loader.to("cpu")
+        found += _taken(loader, cut)
+        match data.draw(st.sampled_from(["go on", "restore", "close", "cpu", "another", "another"])):
+            case "restore":
+                state = loader.save_state_rank()
+                _taken(loader, 2)
+                loader.restore_state_rank(state)
+            case "close":
+                loader.close()
+            case "cpu":
+                loader.to("cpu")
+            case "another":
+                state = loader.save_state_rank()
+                loader.close()
+                loader = _loader(leaf_of(30), kind, ahead=data.draw(st.booleans()))
+                loader.restore_state_rank(state)
+    loader.close()
     assert found == expected[: len(found)] and len(found) == sum(cuts)
 
 
