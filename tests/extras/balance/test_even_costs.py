@@ -21,7 +21,7 @@ from energon_lite.extras.balance import even_costs as rebalancing
 from energon_lite.extras.balance.cost_model import StepCosts
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.movable_samples import MovableSamples
-from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
+from energon_lite.extras.balance.rank_columns import UNIT, levels_of, shares_of
 from energon_lite.order.hashing import mix64_array
 from tests.testing import examples
 
@@ -115,18 +115,6 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
 def test_whole_micro_batches_have_a_place_each(values: list[int], rows: int) -> None:
     costs = np.stack([np.roll(np.array(values, dtype=np.int64), row) for row in range(rows)])
     assert sorted(arrange_costs(costs).tolist()) == list(range(8))
-
-
-def test_shares_and_pulls_by_hand() -> None:
-    shares = shares_of(np.array([[1, 3, 0, 0], [0, 0, 0, 0]]), count=4)
-    assert (shares[0] / UNIT).tolist() == [1, 3, 0, 0] and not shares[1].any()
-    columns = RankColumns(shares, 4)
-    pulls = columns.pulls(shares)
-    at_all, at_two = columns.weights[0, 0], columns.weights[1, 0]
-    assert pulls[0].tolist() == [UNIT * one for one in (at_all + at_two, 3 * (at_all + at_two), at_two, 3 * at_two)]
-    for place in range(4):
-        expected = [at_all * (place == one) + at_two * (place % 2 == one % 2) for one in range(4)]
-        assert columns.near_to(place)[:, 0].tolist() == expected
 
 
 @settings(deadline=None, max_examples=examples(60))

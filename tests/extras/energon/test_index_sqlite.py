@@ -29,22 +29,6 @@ def rows(database: Path, query: str) -> list[Any]:
         return connection.execute(query).fetchall()
 
 
-def test_contents(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("a.tar", [("0.txt", b"zero"), ("0.cls", b"0"), ("1.txt", b"one")])
-    make_tar("b.tar", [("f/2.txt", b"two")])
-    scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
-    assert [*find_duplicate_keys(scans)] == []
-    assert build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
-    samples = [(0, "0", 0, 0, 2048), (0, "1", 1, 2048, 1024), (1, "f/2", 0, 0, 1024)]
-    assert rows(tmp_path / "index.sqlite", "SELECT * FROM samples") == samples
-    assert rows(tmp_path / "index.sqlite", "SELECT * FROM sample_parts") == [
-        (0, 0, "txt", 512, 4),
-        (0, 0, "cls", 1536, 1),
-        (0, 1, "txt", 2560, 3),
-        (1, 0, "txt", 512, 3),
-    ]
-
-
 DATABASE = ".nv-meta/index.sqlite"
 KEYS = [f"{number}.cls" for number in range(10)]
 MEDIA = """

@@ -129,15 +129,6 @@ def test_a_join_has_a_factory(room: Path) -> None:
     assert [sample.text for sample in get_loader(loaded.dataset.build())] == MATCHES
 
 
-def test_splits_are_not_confused(room: Path) -> None:
-    """Energon has one index for all splits of the same data sets."""
-    both = {"splits": join(room)["splits"] | join(room, "val")["splits"]}
-    assert texts(both) == MATCHES
-    assert texts(both, "val") == ["a8+b8", "a10+b10"]
-    assert texts(join(room, split_part="val")) == ["a8+b8", "a10+b10"]
-    assert texts(join(room, one={"split_part": "val"})) == ["a8+b8", "a10+b10"]
-
-
 def test_an_edited_split_is_noticed(room: Path) -> None:
     assert texts(join(room)) == MATCHES
     for name, shards, excluded, left in (

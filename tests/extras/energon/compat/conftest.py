@@ -104,7 +104,7 @@ def lite_prepare(root: Path, *options: str) -> str:
     return output_of("prepare", root, "--non-interactive", *options)
 
 
-def energon_samples(root: Path, split: str, *, decode: bool = True, **options: Any) -> list[dict[str, Any]]:
+def energon_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]:
     """All samples of a split as Energon reads them, as plain dicts."""
     import megatron.energon as lib
 
@@ -117,7 +117,7 @@ def energon_samples(root: Path, split: str, *, decode: bool = True, **options: A
         return Cooked(**lib.basic_sample_keys(sample), crude=dict(sample))
 
     class Encoder(lib.TaskEncoder):  # type: ignore[misc]
-        decoder = lib.SampleDecoder() if decode else None
+        decoder = lib.SampleDecoder()
         cookers = [lib.Cooker(cook)]
 
     return _samples(lib, root, split, Encoder(), options)
