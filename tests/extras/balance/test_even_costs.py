@@ -83,15 +83,6 @@ def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
         assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
 
 
-def test_a_large_step_is_divided_first() -> None:
-    tokens, _, costs = drawn(8000, seed=1)
-    home, chosen = packed(tokens, 2000, 512)
-    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
-    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
-    found = column_sums(costs[:, chosen], place, 64)
-    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
-
-
 def test_a_sample_that_is_more_than_a_share_is_with_the_cheapest() -> None:
     """It makes one micro-batch cost what it does; nothing costly is beside it, or in its column."""
     tokens = np.array([100] * 64)

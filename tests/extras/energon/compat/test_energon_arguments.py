@@ -24,7 +24,6 @@ from energon_lite import (
     TextSample,
     WorkerConfig,
     edataclass,
-    get_savable_loader,
     get_train_dataset,
 )
 from energon_lite.batching import SortedWindow
@@ -207,8 +206,7 @@ def test_the_refusal_names_what_to_use_and_that_is_enough(leaf_of: Any) -> None:
     assert "batch_group_criterion that returns (class of the length, None)" in fix
     batching = eval(fix.rpartition("batching=")[2], {**globals()})  # the advice, to the letter
     assert batching == ByTokens(SortedWindow(Capacity(12_000, "padded_tokens")), length_column=None)
-    dataset = get_train_dataset(leaf_of(64), batching=batching, worker_config=ALONE, task_encoder=Encoder())
-    assert len(next(iter(get_savable_loader(dataset))).tokens) > 4
+    assert len(next(iter(train_loader(leaf_of(64), batching=batching, task_encoder=Encoder()))).tokens) > 4
 
 
 #: Methods of the pipeline, and what to use instead.
