@@ -15,13 +15,10 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
 )
 from energon_lite.errors import UsageError
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
-from tests.testing import ALONE, alone, examples
+from tests.testing import examples, train_loader, val_loader
 
 
 class FakeCopy(DeviceCopy):
@@ -64,17 +61,15 @@ def _name(batch: Any) -> Any:
     return None if batch is None else str(batch["text"] if isinstance(batch, dict) else batch.text)
 
 
-KINDS: dict[str, Callable[..., Any]] = {
-    "train": partial(get_train_dataset, batch_size=4, virtual_epoch_length=5),
-    "val": partial(get_val_dataset, batch_size=4),
-    "packed": lambda path, **config: get_train_dataset(
-        path, batch_size=2, packing_buffer_size=8, task_encoder=Packs(), repeat=False, **config
-    ),
+KINDS: dict[str, Callable[..., SavableDataLoader]] = {
+    "train": partial(train_loader, batch_size=4, virtual_epoch_length=5),
+    "val": partial(val_loader, batch_size=4),
+    "packed": partial(train_loader, batch_size=2, packing_buffer_size=8, task_encoder=Packs(), repeat=False),
 }
 
 
 def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> SavableDataLoader:
-    loader = get_savable_loader(KINDS[kind](path, worker_config=alone(workers)))
+    loader = KINDS[kind](path, workers)
     if ahead:
         loader._path = DevicePrefetcher(FakeCopy(), loader._path)
     return loader
@@ -202,8 +197,7 @@ def test_a_device_without_streams_gets_copies(leaf_of: Any) -> None:
         def batch(self, samples: list[Any]) -> Any:
             return {"text": [sample.text for sample in samples], "nested": {"x": [torch.ones(2)]}}
 
-    dataset = get_train_dataset(leaf_of(30), batch_size=2, task_encoder=Tensors(), worker_config=ALONE)
-    with get_savable_loader(dataset).to("meta") as loader:
+    with train_loader(leaf_of(30), batch_size=2, task_encoder=Tensors()).to("meta") as loader:
         batch = next(iter(loader))
         assert batch["nested"]["x"][0].device.type == "meta" and len(batch["text"]) == 2
         assert loader.save_state_rank()["position"] == 1

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataLoader, TaskEncoder
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.executors.transport import pack, send
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
-from tests.testing import alone, examples, received
+from tests.testing import examples, received, train_loader
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -167,9 +167,8 @@ class Wide(TaskEncoder):
 
 @pytest.fixture
 def loading(leaf_of: Any) -> Iterator[tuple[SavableDataLoader, FakeMemory, PinnedSegments]]:
-    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Wide(), worker_config=alone(2))
     memory, segments = FakeMemory(), PinnedSegments()
-    with get_savable_loader(dataset) as loader:
+    with train_loader(leaf_of(30), 2, batch_size=4, task_encoder=Wide()) as loader:
         loader._path = DevicePrefetcher(DeviceCopy("cuda:0", FakeEngine(memory), segments), loader._path)
         yield loader, memory, segments
 
