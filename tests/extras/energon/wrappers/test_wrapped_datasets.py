@@ -114,7 +114,7 @@ def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
     def grouped(inner: Any) -> Any:
         return GroupBatchDataset(inner, 2, lambda text: (int(text[2]) % 2, None), list)
 
-    singles = val(b, None)
+    singles, counts = val(b, None), "of a data set that counts single samples"
     for make, words in (
         (lambda: IterMapDataset(val(a), iter), "encode_sample"),
         (lambda: MapDataset(val(a), several), "generator"),
@@ -122,11 +122,8 @@ def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
         (lambda: batches_of(ConcatDataset(train(a), val(b))), "never ends"),
         (lambda: batches_of(ConcatDataset(packed(a), val(a))), "hooks or tokens decide"),
         (lambda: batches_of(ConcatDataset(RepeatDataset(grouped(singles)), singles)), "of a data set whose hooks"),
-        (lambda: batches_of(grouped(val(b, None, limit=4))), "of a data set that counts single samples"),
-        (
-            lambda: batches_of(grouped(train(b, None, virtual_epoch_length=4))),
-            "of a data set that counts single samples",
-        ),
+        (lambda: batches_of(grouped(val(b, None, limit=4))), counts),
+        (lambda: batches_of(grouped(train(b, None, virtual_epoch_length=4))), counts),
         (lambda: batches_of(grouped(val(b))), "single samples|of batches"),
         (lambda: RepeatDataset(val(a), repeats=0), "repeats is 0"),
         (lambda: LimitDataset(val(a), 0), r"length=0"),
