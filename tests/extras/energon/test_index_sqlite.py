@@ -21,7 +21,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.tar_scan import scan_shard
 from tests.accidents import killed_at_every_step
-from tests.testing import command, write_tar
+from tests.testing import output_of, refusal_of, write_tar
 
 
 def rows(database: Path, query: str) -> list[Any]:
@@ -267,12 +267,11 @@ def test_one_that_was_killed_is_finished(shards: Path, monkeypatch: pytest.Monke
 
 def test_prepare_makes_keys_unique(shards: Path) -> None:
     options = ("--non-interactive", "--split-ratio", "1,0,0", "--fix-duplicates", "--no-progress")
-    code, output = command("prepare", shards, *options)
-    assert code == 0 and "Keys collided: the members of 2 shards" in output
+    assert "Keys collided: the members of 2 shards" in output_of("prepare", shards, *options)
     index = PackedIndex.open(str(shards / ".nv-meta" / "energon_lite.idx"))
     assert [*index.keys(0, len(index))] == ["a.tar/0", "a.tar/x/1", "sub/b.tar/0", "sub/b.tar/x/1"]
     assert index.uuid == (shards / ".nv-meta" / "index.uuid").read_text()
-    code, output = command("prepare", shards, *options, "--force-overwrite")
-    assert code == 0 and "No two shards have a key in common; no shard was changed" in output
-    code, output = command("prepare", shards, "--tar-index-only", "--fix-duplicates")
-    assert code == 1 and "--fix-duplicates: needs no --tar-index-only" in output
+    output = output_of("prepare", shards, *options, "--force-overwrite")
+    assert "No two shards have a key in common; no shard was changed" in output
+    output = refusal_of("prepare", shards, "--tar-index-only", "--fix-duplicates")
+    assert "--fix-duplicates: needs no --tar-index-only" in output
