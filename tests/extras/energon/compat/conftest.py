@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 import energon_lite
-from tests.testing import output_of
+from tests.testing import output_of, same
 
 os.environ.setdefault("MSC_DISABLE_TELEMETRY", "1")
 
@@ -164,17 +164,12 @@ def assert_same(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
 
 
 def equal(one: Any, other: Any) -> bool:
-    import torch
-
+    """Equality to the last bit, and of types."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return bool(one == other)
+    return same(one, other)
 
 
 @pytest.fixture
