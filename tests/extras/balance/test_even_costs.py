@@ -21,7 +21,7 @@ from energon_lite.extras.balance import even_costs as rebalancing
 from energon_lite.extras.balance.cost_model import StepCosts
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.movable_samples import MovableSamples
-from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
+from energon_lite.extras.balance.rank_columns import UNIT, levels_of, shares_of
 from energon_lite.order.hashing import mix64_array
 from tests.testing import examples
 
@@ -83,15 +83,6 @@ def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
         assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
 
 
-def test_a_large_step_is_divided_first() -> None:
-    tokens, _, costs = drawn(8000, seed=1)
-    home, chosen = packed(tokens, 2000, 512)
-    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
-    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
-    found = column_sums(costs[:, chosen], place, 64)
-    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
-
-
 def test_a_sample_that_is_more_than_a_share_is_with_the_cheapest() -> None:
     """It makes one micro-batch cost what it does; nothing costly is beside it, or in its column."""
     tokens = np.array([100] * 64)
@@ -115,18 +106,6 @@ def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
 def test_whole_micro_batches_have_a_place_each(values: list[int], rows: int) -> None:
     costs = np.stack([np.roll(np.array(values, dtype=np.int64), row) for row in range(rows)])
     assert sorted(arrange_costs(costs).tolist()) == list(range(8))
-
-
-def test_shares_and_pulls_by_hand() -> None:
-    shares = shares_of(np.array([[1, 3, 0, 0], [0, 0, 0, 0]]), count=4)
-    assert (shares[0] / UNIT).tolist() == [1, 3, 0, 0] and not shares[1].any()
-    columns = RankColumns(shares, 4)
-    pulls = columns.pulls(shares)
-    at_all, at_two = columns.weights[0, 0], columns.weights[1, 0]
-    assert pulls[0].tolist() == [UNIT * one for one in (at_all + at_two, 3 * (at_all + at_two), at_two, 3 * at_two)]
-    for place in range(4):
-        expected = [at_all * (place == one) + at_two * (place % 2 == one % 2) for one in range(4)]
-        assert columns.near_to(place)[:, 0].tolist() == expected
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -260,11 +239,6 @@ def unevenness(bins: MovableSamples) -> float:
     return total
 
 
-def worst(bins: MovableSamples, width: int) -> float:
-    sums = bins.loads.reshape(len(bins.loads), -1, width).sum(axis=1)
-    return float((sums.max(axis=1) / sums.mean(axis=1)).max())
-
-
 def assert_true(bins: MovableSamples, before: Ints) -> None:
     """What is kept beside the samples is that of the samples, and there are as many of each."""
     place = bins.place()
@@ -319,27 +293,6 @@ def test_trades_find_what_single_samples_do_not() -> None:
     for turn in range(10):
         bins.trade(turn, pairs=8, considered=12)
     assert unevenness(bins) < 0.6 * before
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_worst_columns_become_better(seed: int) -> None:
-    bins = movable(48, seed)
-    for turn in range(30):
-        bins.exchange_singles(turn)
-    before = {width: worst(bins, width) for width in bins.columns.levels}
-    bins.finish(48, np.full(bins.none, -1))
-    after = {width: worst(bins, width) for width in bins.columns.levels}
-    assert sum(after.values()) < sum(before.values()) - 1
-    assert all(after[width] < 1.02 for width in before if width <= 3)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_too_full_is_mended_at_any_price(seed: int) -> None:
-    bins = movable(32, seed, full=None)
-    assert (bins.held > LIMIT).any()
-    for turn in range(16):
-        bins.exchange_singles(turn)
-    assert bins.mend() and (bins.held <= LIMIT).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -23,7 +23,7 @@ from energon_lite.extras.balance import (
     write_cost_model,
 )
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, largest_fitting, run_trial
-from tests.testing import command, in_time, invoke
+from tests.testing import in_time, invoke, output_of, refusal_of
 
 #: A step that takes one MiB for each token, and others.
 MODULE = """
@@ -79,8 +79,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched
 @pytest.mark.slow
 def test_the_largest_capacity_within_a_limit() -> None:
     limits = ["--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16]
-    code, output = command("profile", "steps_here:step", "--device", "cpu", *limits)
-    assert code == 0, output
+    output = output_of("profile", "steps_here:step", "--device", "cpu", *limits)
     head, *lines = output.splitlines()
     assert head == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
     rows = [line.split() for line in lines if re.match(r" +\d", line)]
@@ -156,24 +155,18 @@ def test_what_is_said_of_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [f"{number} {unit}" for unit in ("s", "ms", "us", "ns", "ps") for number in (1, 999)]
 
 
-def test_nothing_fits() -> None:
-    code, output = command(
-        "profile", "steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000
-    )
-    assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
-
-
-def test_wrong_arguments(tmp_path: Path) -> None:
+def test_wrong_arguments_and_nothing_that_fits(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
+    limit = ["--device", "cpu", "--memory-limit", "1G"]
     for words, message in (
         (["steps_here:step", "--device", "cpu"], r"cpu needs a limit[\s\S]*--memory-limit"),
-        (["steps_here", "--device", "cpu", "--memory-limit", "1G"], "is not of the form module:function"),
+        (["steps_here", *limit], "is not of the form module:function"),
+        (["steps_here:has_no_memory", *limit, "--multiple", 1000], r"not even a capacity of 1000 fits into 0\.95 GiB"),
         ([tmp_path / "run"], "train.measure_costs"),  # a run that has measured nothing
         ([a_run(tmp_path / "other", 3)], "too few"),
         (["steps_here:step", "--json"], "to a run's costs"),
     ):
-        code, output = command("profile", *words)
-        assert code == 1 and re.search(message, output)
+        assert re.search(message, refusal_of("profile", *words))
     for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count
     for text in ("", "G", "0G", "6X", "-3G"):

@@ -1,22 +1,20 @@
-"""Laws 1, 2 and 4 where weights change along the run, and what a state says when the document was edited meanwhile."""
+"""Weights that change along the run: what a state says when the document was edited meanwhile."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from energon_lite import BestFit, Capacity, TaskEncoder, get_savable_loader, get_train_dataset, stateless
+from energon_lite import BestFit, Capacity, TaskEncoder, stateless
 from energon_lite.errors import StateMismatchError
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, take
+from tests.testing import take, train_loader
 
 RAMP, LONGER = (({"linear": {0: 0.9, n: 0.1}}, {"linear": {0: 0.1, n: 0.9}}) for n in (30_000, 40_000))
 
@@ -38,7 +36,7 @@ def write_weights(leaf_of: Any) -> WriteWeights:
 
 
 def _loader(metadataset: Any, batch_size: int | None = 8, **more: Any) -> Any:
-    return get_savable_loader(get_train_dataset(metadataset, batch_size=batch_size, worker_config=ALONE, **more))
+    return train_loader(metadataset, batch_size=batch_size, **more)
 
 
 def _state(metadataset: Any, samples: int) -> Any:
@@ -63,20 +61,6 @@ def _state_that_goes_on(build: Callable[[Any], Any], before: Any, after: Any, fi
     with build(after) as loader:
         assert _keys(loader, first + more) == consumed + rest
     return state
-
-
-def test_a_ramp_through_a_loader(write_weights: WriteWeights, tmp_path: Path) -> None:
-    """Counts in the stream are the integral, from a YAML file."""
-    path = tmp_path / "blend.yaml"
-    path.write_text(yaml.safe_dump(write_weights(*RAMP)))
-    with _loader(path, 80) as loader:
-        leaves = [key.startswith("a-") for key in _keys(loader, 500)]
-    for end in (*range(BLOCK, len(leaves), BLOCK), 30_000):
-        done = min(end, 30_000)
-        assert abs(sum(leaves[:end]) - (0.9 * done - 0.8 * done**2 / 60_000 + 0.1 * (end - done))) <= 1
-
-
-# -- edited while the run goes on -----------------------------------------------------------------------------------
 
 
 def test_batches_by_tokens_go_on_with_other_stages_ahead(

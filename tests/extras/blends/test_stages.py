@@ -20,7 +20,7 @@ from energon_lite.extras.blends.stages import WeightStage as Stage
 from energon_lite.extras.tools.order_arrays import build_blend_index
 from energon_lite.loading.iterators.dataset import LeafIdentity
 from energon_lite.order.blend import BLOCK, Blend, integer_shares
-from energon_lite.order.orders import BlendOrder, Rebase
+from energon_lite.order.orders import BlendOrder, LeafBlend, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.core.order import test_rebase as rebase
 
@@ -118,6 +118,11 @@ def test_many_leaves_over_nine_orders_of_magnitude_far_out(count: int) -> None:
 # -- the same, however it is asked for ------------------------------------------------------------------------------
 
 
+def agree(one: LeafBlend, other: LeafBlend, positions: np.ndarray) -> bool:
+    """Whether two blends have the same there."""
+    return np.array_equal(one.lookup(positions), other.lookup(positions))
+
+
 @given(stages=staged(), data=st.data())
 def test_random_access(stages: tuple[Stage, ...], data: st.DataObject) -> None:
     end = stages[-1].start + BLOCK
@@ -125,22 +130,14 @@ def test_random_access(stages: tuple[Stage, ...], data: st.DataObject) -> None:
     leaf, position = used.lookup(np.arange(end))
     wanted = np.array(data.draw(st.lists(st.integers(0, end - 1), min_size=1, max_size=30)))
     for blend in (used, StagedBlend(stages, key=4)):
-        again = blend.lookup(wanted)
-        assert again[0].tolist() == leaf[wanted].tolist()
-        assert again[1].tolist() == position[wanted].tolist()
+        assert np.array_equal(blend.lookup(wanted), (leaf[wanted], position[wanted]))
     at = int(wanted[0])
     assert np.array_equal(used.counts_before(at), np.bincount(leaf[:at], minlength=len(stages[0].weights)))
 
 
 @given(weights=st.lists(st.floats(1e-9, 1.0), min_size=2, max_size=12), start=st.integers(0, 2**61))
 def test_a_single_stage_is_a_plain_blend(weights: list[float], start: int) -> None:
-    positions = start + np.arange(3000)
-    for one, other in zip(
-        Blend(weights, key=5).lookup(positions),
-        StagedBlend([Stage(0, tuple(weights))], key=5).lookup(positions),
-        strict=True,
-    ):
-        assert np.array_equal(one, other)
+    assert agree(Blend(weights, key=5), StagedBlend([Stage(0, tuple(weights))], key=5), start + np.arange(3000))
 
 
 @given(stages=staged(), future=staged(), data=st.data())
@@ -154,21 +151,17 @@ def test_the_future_does_not_change_the_past(
     tail = [Stage(cut + stage.start, *weights) for stage, weights in zip(future, fitted, strict=True)]
     tail = [s if any(s.weights) and any(s.last or [1]) else Stage(s.start, (1.0,) * leaves) for s in tail]
     tail[-1] = Stage(tail[-1].start, tail[-1].weights)
-    same = np.arange(last_position(cut))
-    for one, other in zip(
-        StagedBlend(stages, key=6).lookup(same), StagedBlend((*stages[:keep], *tail), key=6).lookup(same), strict=True
-    ):
-        assert np.array_equal(one, other)
+    edited = StagedBlend((*stages[:keep], *tail), key=6)
+    assert agree(StagedBlend(stages, key=6), edited, np.arange(last_position(cut)))
 
 
 def test_all_positions_before_a_stage_stay_when_it_is_edited() -> None:
     """The stage began there before, too, and nobody leaves: then up to its very first position."""
-    same = np.arange(10_000)
-    found = [
-        StagedBlend((Stage(0, (3, 1, 2), last=(1, 1, 1)), Stage(10_000, weights)), key=7).lookup(same)
+    before, edited = (
+        StagedBlend((Stage(0, (3, 1, 2), last=(1, 1, 1)), Stage(10_000, weights)), key=7)
         for weights in ((1, 1, 1), (5, 1, 1e-6))
-    ]
-    assert np.array_equal(found[0], found[1])
+    )
+    assert agree(before, edited, np.arange(10_000))
 
 
 def test_in_an_order() -> None:
@@ -309,11 +302,8 @@ def test_golden_identities() -> None:
 def test_a_blend_index_of_stages(tmp_path: Any) -> None:
     stages = Stages((Stage(0, (1, 0)), Stage(4096, (1, 3))))
     data_set, sample = build_blend_index(stages, 6000, key=3)
-    leaf, position = stages.blend(2, 3, 6000).lookup(np.arange(6000))
-    assert np.array_equal(data_set, leaf) and np.array_equal(sample, position)
-    for built, expected in zip(
-        build_blend_index(stages, 6000, tmp_path / "index", key=3, workers=2), (leaf, position), strict=True
-    ):
-        assert np.array_equal(built, expected)
+    expected = stages.blend(2, 3, 6000).lookup(np.arange(6000))
+    assert np.array_equal((data_set, sample), expected)
+    assert np.array_equal(build_blend_index(stages, 6000, tmp_path / "index", key=3, workers=2), expected)
     with pytest.raises(UsageError, match="never ends"):
         build_blend_index(Stages((Stage(0, (1, 0), last=(0, 1)),)), 10)

@@ -18,7 +18,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.config.leaf_spec import LeafSpec, Weight, WeightUnit
 from energon_lite.config.metadataset import _product, load_metadataset
 from energon_lite.config.metadataset_document import normalised
@@ -39,7 +38,7 @@ from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.config.test_wrong_documents import check_wrong_document
-from tests.testing import ALONE, examples, invoke
+from tests.testing import examples, invoke, metadataset, train_loader, val_loader
 
 
 def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
@@ -250,11 +249,11 @@ def test_shares_of_samples_in_any_tree(tree: Any, tmp_path: Path, measured: Path
 
 def document(root: Path, entries: dict[str, Any], unit: str = "tokens") -> dict[str, Any]:
     blend = [{"path": str(root / tag), "weight": weight} for tag, weight in entries.items()]
-    return {"splits": {name: {"blend_weight_unit": unit, "blend": blend} for name in ("train", "val")}}
+    return metadataset({"blend_weight_unit": unit, "blend": blend})
 
 
 def loader(path: Any, **more: Any) -> Any:
-    return get_savable_loader(get_train_dataset(path, batch_size=16, worker_config=ALONE, **more))
+    return train_loader(path, batch_size=16, **more)
 
 
 def test_steps_along_the_run(measured: Path) -> None:
@@ -304,8 +303,7 @@ def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[...
         write_column(measured / tag, "zero", np.zeros(len(LENGTHS[tag]), dtype=np.int64))
     with pytest.raises(ConfigError, match="have none"):
         loader(document(measured, {"a": 1, "c": 1}, "zero"))
-    val = get_val_dataset(document(measured, {"a": 1, "b": 3}), worker_config=ALONE)
-    assert len(list(get_savable_loader(val))) == 16
+    assert len(list(val_loader(document(measured, {"a": 1, "b": 3})))) == 16
     epochs = {"blend_weight_unit": "tokens", "blend_epochized": [{"path": str(measured / "a")}]}
     with pytest.raises(ConfigError, match="belongs to a blend by weight"):
         loader({"splits": {"train": epochs}})

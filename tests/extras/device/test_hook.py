@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 
-from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, stateless
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, device_hook
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.hooks import AugmentTaskEncoder, check_hooks
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
-from tests.testing import ALONE, alone, examples, take
+from tests.testing import ALONE, alone, examples, take, train_loader
 from tests.trainer.parallel.rank_processes import RunRanks
 
 
@@ -48,7 +48,7 @@ KINDS = ["train", "packed"]
 def _loader(path: Any, kind: str = "train", config: WorkerConfig = ALONE, **options: Any) -> SavableDataLoader:
     own: dict[str, Any] = {"task_encoder": Draws(), "max_samples_per_sequence": None, "shuffle_buffer_size": 8}
     own |= {"task_encoder": Packs(), "packing_buffer_size": 6} if kind == "packed" else {}
-    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config, **own | options))
+    return train_loader(path, batch_size=3, worker_config=config, **own | options)
 
 
 def _batches(path: Any, count: int, *how: Any, **options: Any) -> list[Any]:

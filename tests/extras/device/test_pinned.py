@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import SavableDataLoader, TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataLoader, TaskEncoder
 from energon_lite.extras.device.copies import DeviceCopy, DevicePrefetcher, Underway
 from energon_lite.extras.device.pinned import PinnedSegments
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.executors.transport import pack, send
 from tests.extras.device.fake_device import FakeEngine, FakeMemory
-from tests.testing import alone, examples, received
+from tests.testing import examples, received, train_loader
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -94,33 +94,11 @@ def test_no_segment_is_written_before_the_copies_from_it_have_ended(actions: lis
         _check(copies[stream].finish(copy), arrived)
 
 
-def test_a_segment_is_registered_once_and_again_only_when_it_has_grown() -> None:
-    memory, segments = FakeMemory(), PinnedSegments()
-    copy, worker = DeviceCopy("cuda:0", FakeEngine(memory), segments), Worker(3)
-    for number in range(20):
-        _check(copy.finish(copy.start(worker.batch(number, 100_000))), number)
-    assert 1 <= memory.count("register") <= 2 and not memory.count("unregister")
-    warm = memory.count("register")
-    _check(copy.finish(copy.start(worker.batch(20, 400_000))), 20)
-    assert memory.count("register") == warm + 1 and memory.count("unregister") == 1
-    assert memory.log[-2][0] == "unregister" or memory.log[-1][0] == "register"
-    for number in range(20):
-        _check(copy.finish(copy.start(worker.batch(number, 350_000))), number)
-    grown = memory.count("register")
-    whole, engine = worker.batch(0, 350_000)["x"], FakeEngine(memory)
-    assert segments.place_of(whole, engine) is not None and segments.place_of(whole[::2], engine) is None
-    del whole
-    for number in range(20):
-        _check(copy.finish(copy.start(worker.batch(number, 350_000))), number)
-    assert memory.count("register") == grown
-    worker.close()
-    assert not memory.now
-
-
 def test_a_batch_is_held_until_its_copy_has_ended_and_no_longer() -> None:
     engine, segments = FakeEngine(FakeMemory()), PinnedSegments()
     copy, worker = DeviceCopy("cuda:0", engine, segments), Worker(2)
     batch = worker.batch(1, 100_000)
+    assert segments.place_of(batch["x"][::2], engine) is None  # its bytes are not beside each other
     alive = weakref.ref(batch["x"])
     copy.start(batch)
     del batch
@@ -189,9 +167,8 @@ class Wide(TaskEncoder):
 
 @pytest.fixture
 def loading(leaf_of: Any) -> Iterator[tuple[SavableDataLoader, FakeMemory, PinnedSegments]]:
-    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Wide(), worker_config=alone(2))
     memory, segments = FakeMemory(), PinnedSegments()
-    with get_savable_loader(dataset) as loader:
+    with train_loader(leaf_of(30), 2, batch_size=4, task_encoder=Wide()) as loader:
         loader._path = DevicePrefetcher(DeviceCopy("cuda:0", FakeEngine(memory), segments), loader._path)
         yield loader, memory, segments
 

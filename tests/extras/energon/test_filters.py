@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import EnergonLiteError, get_savable_loader, get_train_dataset, get_val_dataset, register_source
+from energon_lite import EnergonLiteError, get_val_dataset, register_source
 from energon_lite.config.leaf_spec import Subset
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
 from energon_lite.extras.energon import build_filter_index, build_filter_index_from_shard_indexes
 from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, command, examples, output_of, take
+from tests.testing import ALONE, batches_of, examples, metadataset, output_of, refusal_of, take, train_loader
 
 VALUES = {"length": np.array([3, 900, 4096, 5000, 0]), "q.a": np.array([0.5, 1.5, -2.0, 0.0, 3.0])}
 
@@ -149,11 +149,10 @@ def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
     def document(inner: str, **outer: str) -> dict[str, Any]:
         blend = [{"path": str(leaf), "filter": inner}]
         (tmp_path / "inner.yaml").write_text(json.dumps({"splits": {"train": {"blend": blend}}}))
-        reference = {"path": str(tmp_path / "inner.yaml"), **outer}
-        return {"__module__": "megatron.energon", "__class__": "Recipe", "splits": {"train": {"blend": [reference]}}}
+        return metadataset({"blend": [{"path": str(tmp_path / "inner.yaml"), **outer}]})
 
     def loader(path: Any, **more: Any) -> Any:
-        return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=ALONE, **more))
+        return train_loader(path, batch_size=2, **more)
 
     every = keys_of(source(leaf))
     one = loader(document("tokens < 200", filter="score < 0.5"))
@@ -166,7 +165,7 @@ def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
         loader(document("tokens < 190")).restore_state_rank(state)
     with pytest.raises(EnergonLiteError, match=r"not a filter[\s\S]*inner\.yaml"):
         loader(document("tokens <"))
-    assert len(list(get_savable_loader(get_val_dataset(leaf, worker_config=ALONE, filter="tokens < 50")))) == 5
+    assert len(batches_of(get_val_dataset(leaf, worker_config=ALONE, filter="tokens < 50"))) == 5
 
 
 def test_of_a_jsonl_file_and_beside_measured_skips(leaf: Path, tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_of_a_source_of_ones_own() -> None:
     def dataset(text: str) -> Any:
         return get_val_dataset("filtered://x", batch_size=4, worker_config=ALONE, filter=text)
 
-    found = [number for batch in get_savable_loader(dataset("100 <= tokens < 200")) for number in batch["n"]]
+    found = [number for batch in batches_of(dataset("100 <= tokens < 200")) for number in batch["n"]]
     assert found == [10, 11, 12, 13, 14]
     one = dataset("100 <= tokens < 200").leaves[0].source
     again = pickle.loads(pickle.dumps(one))
@@ -231,9 +230,8 @@ def test_a_condition_is_stored_under_a_name(leaf: Path) -> None:
     output = output_of("filter", leaf, "short", "tokens < 120 and tokens % 20 == 0")
     assert "filter 'short' keeps 6 of 50 samples" in output
     assert len(get_val_dataset(leaf, filter="short", worker_config=ALONE).leaves[0].source) == 6
-    assert command("filter", leaf, "short", "tokens < 30")[0] == 1
+    assert "exists already" in refusal_of("filter", leaf, "short", "tokens < 30")
     assert "keeps 3 of 50" in output_of("filter", leaf, "short", "tokens < 30", "--force-overwrite")
     wrong = {"short": "is not a condition", "tokens <": "not a filter", "absent > 1": "no column 'absent'"}
     for where, words in wrong.items():
-        code, output = command("filter", leaf, "other", where)
-        assert code == 1 and words in output
+        assert words in refusal_of("filter", leaf, "other", where)

@@ -21,28 +21,12 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import index_again, prepare_dataset
 from energon_lite.storage.tar_scan import scan_shard
 from tests.accidents import killed_at_every_step
-from tests.testing import command, write_tar
+from tests.testing import output_of, refusal_of, write_tar
 
 
 def rows(database: Path, query: str) -> list[Any]:
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute(query).fetchall()
-
-
-def test_contents(make_tar: Callable[..., Path], tmp_path: Path) -> None:
-    make_tar("a.tar", [("0.txt", b"zero"), ("0.cls", b"0"), ("1.txt", b"one")])
-    make_tar("b.tar", [("f/2.txt", b"two")])
-    scans = [scan_shard(str(tmp_path), name) for name in ("a.tar", "b.tar")]
-    assert [*find_duplicate_keys(scans)] == []
-    assert build_sqlite_index(str(tmp_path / "index.sqlite"), scans)
-    samples = [(0, "0", 0, 0, 2048), (0, "1", 1, 2048, 1024), (1, "f/2", 0, 0, 1024)]
-    assert rows(tmp_path / "index.sqlite", "SELECT * FROM samples") == samples
-    assert rows(tmp_path / "index.sqlite", "SELECT * FROM sample_parts") == [
-        (0, 0, "txt", 512, 4),
-        (0, 0, "cls", 1536, 1),
-        (0, 1, "txt", 2560, 3),
-        (1, 0, "txt", 512, 3),
-    ]
 
 
 DATABASE = ".nv-meta/index.sqlite"
@@ -283,12 +267,11 @@ def test_one_that_was_killed_is_finished(shards: Path, monkeypatch: pytest.Monke
 
 def test_prepare_makes_keys_unique(shards: Path) -> None:
     options = ("--non-interactive", "--split-ratio", "1,0,0", "--fix-duplicates", "--no-progress")
-    code, output = command("prepare", shards, *options)
-    assert code == 0 and "Keys collided: the members of 2 shards" in output
+    assert "Keys collided: the members of 2 shards" in output_of("prepare", shards, *options)
     index = PackedIndex.open(str(shards / ".nv-meta" / "energon_lite.idx"))
     assert [*index.keys(0, len(index))] == ["a.tar/0", "a.tar/x/1", "sub/b.tar/0", "sub/b.tar/x/1"]
     assert index.uuid == (shards / ".nv-meta" / "index.uuid").read_text()
-    code, output = command("prepare", shards, *options, "--force-overwrite")
-    assert code == 0 and "No two shards have a key in common; no shard was changed" in output
-    code, output = command("prepare", shards, "--tar-index-only", "--fix-duplicates")
-    assert code == 1 and "--fix-duplicates: needs no --tar-index-only" in output
+    output = output_of("prepare", shards, *options, "--force-overwrite")
+    assert "No two shards have a key in common; no shard was changed" in output
+    output = refusal_of("prepare", shards, "--tar-index-only", "--fix-duplicates")
+    assert "--fix-duplicates: needs no --tar-index-only" in output

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import TextSample, entry_points, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TextSample, entry_points, get_loader, get_savable_loader, get_val_dataset
 from energon_lite.errors import (
     ConfigError,
     DataIndexError,
@@ -31,7 +31,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.packed_index import PackedIndex
 from tests.core.storage.test_packed_index import scan_of
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, train_loader
 
 JOINER = {"__module__": "joiner_of_these_tests", "__function__": "pair"}
 CODE = """
@@ -52,6 +52,9 @@ class Counted(Sample):
     @classmethod
     def from_joined(cls, *samples):
         return cls.derive_from(samples[0], text=samples[0].text, count=len(samples))
+
+def lines(one, two):
+    return one | {"other": two and two["json"]}
 
 def nothing(*samples):
     return 7
@@ -84,9 +87,17 @@ def room(tmp_path: Path, write_dataset: Any) -> Path:
     return tmp_path
 
 
-def join(room: Path, split: str = "train", nonmatch: str = "skip", **more: Any) -> dict[str, Any]:
-    members = [{"path": str(room / "one")}, {"path": str(room / "two"), "nonmatch": nonmatch}]
+def join(room: Path, split: str = "train", one: Any = None, **more: Any) -> dict[str, Any]:
+    """``one`` is joined with ``two``, and what each of them, or the join, says besides."""
+    two = {"path": str(room / "two"), "nonmatch": "skip"} | more.pop("two", {})
+    members = [{"path": str(room / "one")} | (one or {}), two]
     return {"splits": {split: {"join": members, "joiner": JOINER} | more}}
+
+
+#: What ``nonmatch`` says of a member.
+NONE, ERROR = ({"nonmatch": kind} for kind in ("none", "error"))
+#: The join of the two, where nothing else is said.
+MATCHES = ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
 
 
 def opened(document: Any, split: str = "train", **options: Any) -> Any:
@@ -100,38 +111,26 @@ def texts(document: Any, split: str = "train", **options: Any) -> list[str]:
 
 def joined_by(room: Path, name: str, kind: str = "__class__") -> dict[str, Any]:
     """The join with another joiner of these tests."""
-    document = join(room)
-    document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", kind: name}
-    return document
+    return join(room, joiner={"__module__": "joiner_of_these_tests", kind: name})
 
 
 def test_what_has_no_match(room: Path) -> None:
-    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
-    assert texts(join(room, nonmatch="none"))[:3] == ["a0+b0", "a1+-", "a2+b2"]
-    words = r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
-    with pytest.raises(DatasetError, match=words):
-        texts(join(room, nonmatch="error"))
+    assert texts(join(room)) == MATCHES
+    assert texts(join(room, two=NONE))[:3] == ["a0+b0", "a1+-", "a2+b2"]
+    with pytest.raises(
+        DatasetError, match=r"4 of 8 samples of .*one have no sample of the same key here, such as 'k01'"
+    ):
+        texts(join(room, two=ERROR))
 
 
 def test_a_join_has_a_factory(room: Path) -> None:
     given: dict[str, Any] = {"training": False, "split_part": "train", "worker_config": ALONE, "trust_code": True}
     (loaded,) = load_dataset(join(room)).get_datasets(**given).datasets
-    assert [sample.text for sample in get_loader(loaded.dataset.build())] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
-
-
-def test_splits_are_not_confused(room: Path) -> None:
-    """Energon has one index for all splits of the same data sets."""
-    both = {"splits": join(room)["splits"] | join(room, "val")["splits"]}
-    assert texts(both) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
-    assert texts(both, "val") == ["a8+b8", "a10+b10"]
-    assert texts(join(room, split_part="val")) == ["a8+b8", "a10+b10"]
-    inner = join(room)
-    inner["splits"]["train"]["join"][0]["split_part"] = "val"
-    assert texts(inner) == ["a8+b8", "a10+b10"]
+    assert [sample.text for sample in get_loader(loaded.dataset.build())] == MATCHES
 
 
 def test_an_edited_split_is_noticed(room: Path) -> None:
-    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+    assert texts(join(room)) == MATCHES
     for name, shards, excluded, left in (
         ("one", ["s2.tar", "s0.tar"], "s0.tar/k02", ["a8+b8", "a10+b10", "a0+b0"]),
         ("one", ["s2.tar", "s0.tar"], "s2.tar", ["a0+b0", "a2+b2"]),
@@ -140,7 +139,7 @@ def test_an_edited_split_is_noticed(room: Path) -> None:
         split = {"split_parts": {"train": shards}, "exclude": [excluded]}
         (room / name / ".nv-meta/split.yaml").write_text(json.dumps(split))
         assert texts(join(room)) == left
-    assert texts(join(room, nonmatch="none")) == ["a0+b0", "a1+-", "a2+-", "a3+-"]
+    assert texts(join(room, two=NONE)) == ["a0+b0", "a1+-", "a2+-", "a3+-"]
 
 
 def test_subsets(room: Path) -> None:
@@ -149,12 +148,10 @@ def test_subsets(room: Path) -> None:
     assert texts(join(room, subset={"range": [1, 3]})) == ["a2+b2", "a4+b4"]
     blend = {"splits": {"train": {"blend": [join(room)["splits"]["train"]], "subset": {"range": ["0%", "25%"]}}}}
     assert texts(blend) == ["a0+b0"]
-    inner = join(room)
-    inner["splits"]["train"]["join"][0]["subset"] = {"range": ["0%", "50%"]}
-    assert texts(inner) == ["a0+b0", "a2+b2"]
-    inner["splits"]["train"]["join"][1] |= {"split_part": "val", "subset": {"range": [0, 1]}}
+    half = {"subset": {"range": ["0%", "50%"]}}
+    assert texts(join(room, one=half)) == ["a0+b0", "a2+b2"]
     with pytest.raises(EmptyDatasetError, match="the join has no samples"):
-        texts(inner)
+        texts(join(room, one=half, two={"split_part": "val", "subset": {"range": [0, 1]}}))
     with pytest.raises(ConfigError, match="beyond the end"):
         texts(join(room, subset={"range": [1, 5]}))
 
@@ -164,8 +161,8 @@ def test_names_types_and_labels(room: Path) -> None:
         "one": {"path": str(room / "one"), "subflavors": {"who": "one", "own": 1}},
         "two": {"path": str(room / "two"), "nonmatch": "none", "subflavors": {"who": "two"}},
     }
-    joiner = {"__module__": "joiner_of_these_tests", "__class__": "Pair"}
-    document = {"splits": {"train": {"join": members, "joiner": joiner, "subflavors": {"join": True, "who": "all"}}}}
+    document = joined_by(room, "Pair")
+    document["splits"]["train"] |= {"join": members, "subflavors": {"join": True, "who": "all"}}
     first, second, *_ = get_loader(opened(document, subflavors={"called": 2}, batch_size=None))
     assert (first.__key__, first.one.text, first.two.text) == ("k00", "a0", "b0") and second.two is None
     assert first.__subflavors__ == first.one.__subflavors__ == {"who": "all", "own": 1, "join": True, "called": 2}
@@ -198,8 +195,7 @@ def test_a_state_of_other_matches_is_refused(room: Path) -> None:
     ``tests/core/laws/test_oracle.py``."""
 
     def loader() -> Any:
-        dataset = get_train_dataset(join(room), worker_config=ALONE, batch_size=2, trust_code=True)
-        return get_savable_loader(dataset)
+        return train_loader(join(room), batch_size=2, trust_code=True)
 
     state = loader().save_state_rank()
     loader().restore_state_rank(state)
@@ -213,7 +209,7 @@ def test_other_workers(room: Path, cache: Path) -> None:
     their own."""
     dataset = opened(join(room), worker_config=alone(2), batch_size=2)
     with get_savable_loader(dataset, start_method="thread") as loader:
-        assert [text for batch in loader for text in batch.text] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
+        assert [text for batch in loader for text in batch.text] == MATCHES
     sent = pickle.dumps(dataset.leaves[0].source)
     assert len(sent) < 8192
     received = pickle.loads(sent)
@@ -224,7 +220,7 @@ def test_other_workers(room: Path, cache: Path) -> None:
     members = [{"path": str(room / "two")}, {"path": str(room / "one"), "nonmatch": "skip"}]
     swapped = opened({"splits": {"train": {"join": members, "joiner": JOINER}}}).leaves[0].source
     assert (swapped.key(1), swapped.locate(1)) == ("k04", (2, 8))  # the first data set has more samples
-    for again in (None, join(room, nonmatch="none")):
+    for again in (None, join(room, two=NONE)):
         table.unlink(missing_ok=True)
         if again:
             Path(opened(again).leaves[0].source._table_path).rename(table)
@@ -241,7 +237,7 @@ def test_the_table_is_made_once(room: Path, cache: Path, monkeypatch: pytest.Mon
     assert table.read_bytes()[12:16] == b"\1\0\0\0"  # its format
     assert texts(join(room, subset={"range": ["0%", "50%"]})) and table.stat().st_mtime_ns == made
     table.write_bytes(table.read_bytes()[:-3])
-    assert texts(join(room)) == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"] and table.stat().st_mtime_ns != made
+    assert texts(join(room)) == MATCHES and table.stat().st_mtime_ns != made
 
 
 def test_what_cannot_be_joined(room: Path, write_dataset: Any) -> None:
@@ -271,9 +267,8 @@ def test_lines(room: Path) -> None:
     (room / "x.jsonl").write_text('{"n": 0}\n{"n": 1}\n')
     (room / "y.jsonl").write_text('{"m": 5}\n')
     members = [{"path": str(room / "x.jsonl")}, {"path": str(room / "y.jsonl"), "nonmatch": "none"}]
-    (room / "code/line_joiner.py").write_text("def both(a, b=None): a['other'] = b and b['json']; return a\n")
-    joiner = {"__module__": "line_joiner", "__function__": "both"}
-    document = {"splits": {"train": {"join": members, "joiner": joiner}}}
+    document = joined_by(room, "lines", "__function__")
+    document["splits"]["train"]["join"] = members
     assert [sample["other"] for sample in get_loader(opened(document))] == [{"m": 5}, None]
 
 
@@ -282,13 +277,11 @@ def test_filters(room: Path) -> None:
     write_column(room / "one", "length", np.arange(12))
     write_column(room / "two", "length", np.arange(11))  # of the samples 20, 18, ..., 0
     assert texts(join(room, filter="tokens >= 3")) == ["a4+b4", "a6+b6"]
-    inner = join(room, nonmatch="none")
-    inner["splits"]["train"]["join"][1]["filter"] = "tokens <= 8"
-    assert texts(inner) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-", "a6+b6", "a7+-"]
-    inner["splits"]["train"]["join"][0]["filter"] = "tokens < 6"
-    assert texts(inner) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-"]
-    inner["splits"]["train"]["filter"] = "tokens > 3"
-    assert texts(inner) == ["a4+b4", "a5+-"]
+    two = NONE | {"filter": "tokens <= 8"}
+    assert texts(join(room, two=two)) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-", "a6+b6", "a7+-"]
+    one = {"filter": "tokens < 6"}
+    assert texts(join(room, one=one, two=two)) == ["a0+-", "a1+-", "a2+-", "a3+-", "a4+b4", "a5+-"]
+    assert texts(join(room, one=one, two=two, filter="tokens > 3")) == ["a4+b4", "a5+-"]
     with pytest.raises(DatasetError, match="no column 'score'"):
         texts(join(room, filter="score > 1"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +150,10 @@ def test_an_error_handler_that_energon_ignores_is_ignored_aloud(path: Path, capl
     assert "handler" in caplog.text and "global_error_handler" in caplog.text
 
 
-def test_energons_other_keywords_are_accepted(path: Path) -> None:
-    dataset = _call(path, batch_size=2, parallel_shard_iters=4)
-    ignored = {"checkpoint_every_sec": 60, "checkpoint_every_min_n_samples": 1, "n_checkpoints": 5}
-    get_savable_loader(dataset, gc_collect_every_n_steps=10, **ignored)
-    get_loader(dataset, worker_config=replace(ALONE))  # the same, as old code gives it
+def test_what_energon_would_take_otherwise_is_refused(path: Path) -> None:
+    """What is accepted: ``compat/test_energon_arguments.py``."""
     with pytest.raises(UsageError, match="worker_config belongs to the data set"):
-        get_loader(dataset, worker_config=alone(3))
+        get_loader(_call(path, batch_size=2), worker_config=alone(3))
     with pytest.raises(UsageError, match="image_decode 'torchrbg' is unknown") as error:
         _call(path, batch_size=2, image_decode="torchrbg")
     assert "did you mean 'torchrgb'" in str(error.value.fix)

@@ -21,14 +21,13 @@ from energon_lite import (
     DefaultTaskEncoder,
     Greedy,
     WorkerConfig,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.frameworks.megatron import DataIterator, data_iterators, worker_config
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE
+from tests.testing import ALONE, val_loader
 
 
 def keys(batches: Any, count: int) -> list[list[str]]:
@@ -36,7 +35,7 @@ def keys(batches: Any, count: int) -> list[list[str]]:
 
 
 def test_a_pass_ends_or_begins_again(leaf_of: Callable[..., Path]) -> None:
-    loader = get_savable_loader(get_val_dataset(leaf_of(5), batch_size=2, worker_config=ALONE))
+    loader = val_loader(leaf_of(5), batch_size=2)
     expected = [["a-0", "a-1"], ["a-2", "a-3"], ["a-4"]]
     finite = DataIterator(loader, cyclic=False)
     assert len(finite) == 3

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 import energon_lite
-from tests.testing import output_of
+from tests.testing import output_of, same
 
 os.environ.setdefault("MSC_DISABLE_TELEMETRY", "1")
 
@@ -104,7 +104,7 @@ def lite_prepare(root: Path, *options: str) -> str:
     return output_of("prepare", root, "--non-interactive", *options)
 
 
-def energon_samples(root: Path, split: str, *, decode: bool = True, **options: Any) -> list[dict[str, Any]]:
+def energon_samples(root: Path, split: str, **options: Any) -> list[dict[str, Any]]:
     """All samples of a split as Energon reads them, as plain dicts."""
     import megatron.energon as lib
 
@@ -117,7 +117,7 @@ def energon_samples(root: Path, split: str, *, decode: bool = True, **options: A
         return Cooked(**lib.basic_sample_keys(sample), crude=dict(sample))
 
     class Encoder(lib.TaskEncoder):  # type: ignore[misc]
-        decoder = lib.SampleDecoder() if decode else None
+        decoder = lib.SampleDecoder()
         cookers = [lib.Cooker(cook)]
 
     return _samples(lib, root, split, Encoder(), options)
@@ -164,17 +164,12 @@ def assert_same(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
 
 
 def equal(one: Any, other: Any) -> bool:
-    import torch
-
+    """Equality to the last bit, and of types."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return bool(one == other)
+    return same(one, other)
 
 
 @pytest.fixture

@@ -25,14 +25,11 @@ V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 
 def library(name: str) -> Any:
     """The names that a user imports."""
-    found = importlib.import_module("megatron.energon" if name == "energon" else "energon_lite.extras.energon")
     if name != "energon":
-        return found
-    stores = importlib.import_module("megatron.energon.cache.file_store")
-    errors = importlib.import_module("megatron.energon.errors")
-    names = {one: getattr(found, one) for one in found.__all__}
-    names |= {one: getattr(stores, one) for one in ("WebdatasetFileStore", "JsonlFileStore")}
-    return SimpleNamespace(**names, FatalSampleError=errors.FatalSampleError)
+        return importlib.import_module("energon_lite.extras.energon")
+    modules = ("megatron.energon", "megatron.energon.cache.file_store", "megatron.energon.errors")
+    found = [vars(importlib.import_module(module)) for module in modules]
+    return SimpleNamespace(**{one: value for names in found for one, value in names.items() if one[:2] != "__"})
 
 
 def encoder_of(lib: Any) -> Any:

@@ -203,7 +203,7 @@ def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: st
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    content=contents,
+    content=contents | st.just(Content(batch_size=3)),
     workers=st.integers(1, 3),
     world=st.sampled_from([1, 2]),
     size=st.integers(4, 60),
@@ -285,21 +285,3 @@ def test_shares_are_those_of_energon(
     count = len(found)
     assert plan.batches([(count,), (count + 5,)]) == [[], []]
     assert [list(plan.batches([(number,)])[0]) for number in range(count)] == found
-
-
-def test_who_is_dealt_to_is_part_of_the_run(leaf_of: Any) -> None:
-    loaders = []
-    for workers in (2, 2, 3):
-        dataset = compat.get_val_dataset(leaf_of(20), split_part="train", batch_size=3, worker_config=alone(workers))
-        loaders.append(mine.get_savable_loader(dataset))
-    first, same, other = loaders
-    whole = [batch.__key__ for batch in first]
-    next(batches := iter(first))
-    state = first.save_state_rank()
-    same.restore_state_rank(state)
-    assert [batch.__key__ for batch in same] == whole[1:] == [batch.__key__ for batch in batches]
-    assert same.restore_sample(("batch", 0, 4)).__key__ == whole[4]
-    with pytest.raises(StateMismatchError, match="dealt_to"):
-        other.restore_state_rank(state)
-    for loader in loaders:
-        loader.close()

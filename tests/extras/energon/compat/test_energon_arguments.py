@@ -13,7 +13,6 @@ from typing import Any
 import megatron.energon
 import pytest
 import torch
-from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
 import energon_lite
 from energon_lite import (
@@ -21,22 +20,18 @@ from energon_lite import (
     Capacity,
     DefaultTaskEncoder,
     Sample,
-    SavableDataLoader,
     TaskEncoder,
     TextSample,
     WorkerConfig,
-    cooker,
     edataclass,
-    get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
 )
 from energon_lite.batching import SortedWindow
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.extras.energon.compat.install import tell_torch
 from energon_lite.loading.executors import worker_process
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, take, train_loader, val_loader
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -55,22 +50,6 @@ def taken_by(function: Callable[..., Any]) -> dict[str, Any]:
         for name, one in parameters.items()
         if not name.startswith("_") and name not in ("self", "fn")
     }
-
-
-def test_all_that_energon_takes() -> None:
-    theirs = taken_by(megatron.energon.WorkerConfig)
-    assert {"worker_debug_path", "worker_log_level", "restore_error_handler"} <= theirs.keys()
-    ours = WorkerConfig(**theirs | {"rank": 1, "world_size": 2, "num_workers": 3})
-    assert (ours.rank, ours.world_size, ours.num_workers) == (1, 2, 3)
-    SampleDecoder(**taken_by(megatron.energon.SampleDecoder.__init__))
-    options = taken_by(their_cooker)
-    assert options.keys() == {"need_cache", "need_primary"}
-
-    @cooker(**options)
-    def cook(sample: dict[str, Any]) -> Any:
-        return sample["txt"]
-
-    assert cook({"txt": 1}) == 1
 
 
 @pytest.mark.parametrize("name", ["get_train_dataset", "get_val_dataset", "get_val_datasets"])
@@ -98,46 +77,40 @@ def debugged(path: Path, workers: int, level: int = 1) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=1, num_workers=workers, **options)
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, level: int) -> None:
-    config = debugged(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl", 0, level)
-    with get_savable_loader(get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)) as loader:
-        keys = [batch.__key__ for batch in take(loader, 3)]
-    files = list(tmp_path.glob("debug/worker_0_*.jsonl"))
-    assert len(files) == level
-    if level:
-        _, *lines = [json.loads(line) for line in files[0].read_text().splitlines()]
-        assert [line["keys"] for line in lines] == keys and "{" not in files[0].name
-
-
-@pytest.mark.parametrize("start_method", ["fork", "thread"])
-def test_each_worker_has_a_debug_file(leaf_of: Any, tmp_path: Path, start_method: Any) -> None:
-    config = debugged(tmp_path / "{worker_id}.jsonl", 2)
-    dataset = get_val_dataset(leaf_of(20), split_part="train", batch_size=2, worker_config=config)
-    with get_savable_loader(dataset, start_method=start_method) as loader:
+@pytest.mark.parametrize(("start_method", "workers"), [("main", 0), ("fork", 2), ("thread", 2)])
+def test_each_process_has_a_debug_file_with_a_line_for_each_batch(
+    leaf_of: Any, tmp_path: Path, start_method: str, workers: int
+) -> None:
+    config = debugged(tmp_path / "debug" / "{worker_id}_{pid}.jsonl", workers)
+    options: dict[str, Any] = {"split_part": "train", "batch_size": 2, "start_method": start_method}
+    with val_loader(leaf_of(20), worker_config=config, **options) as loader:
         keys = [batch.__key__ for batch in loader]
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    files = sorted(tmp_path.glob("debug/*.jsonl"))
+    names = [file.stem.partition("_") for file in files]
+    assert [number for number, *_ in names] == ["0", "1", "2"][: 1 + workers]
+    assert all(process.isdecimal() for *_, process in names)
     loaded, *own = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
     assert [line["keys"] for line in loaded[1:]] == keys
-    assert [one[0]["t"] for one in own] == ["Worker.__init__"] * 2
+    assert [one[0]["t"] for one in own] == ["Worker.__init__"] * workers
     made = sorted((line["idx"], line["keys"]) for lines in own for line in lines[1:])
-    assert made == list(enumerate(keys))
+    assert made == list(enumerate(keys if workers else []))
     for number, lines in enumerate(own):
         assert {line["worker_number"] for line in lines} == {number}
 
 
 def test_all_share_a_debug_file_without_a_field(leaf_of: Any, tmp_path: Path) -> None:
-    config = debugged(tmp_path / "debug.jsonl", 2)
-    with get_savable_loader(get_train_dataset(leaf_of(20), batch_size=2, worker_config=config)) as loader:
+    with train_loader(leaf_of(20), batch_size=2, worker_config=debugged(tmp_path / "debug.jsonl", 2)) as loader:
         next(iter(loader))
     assert len((tmp_path / "debug.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_log_level_without_a_path(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    config = WorkerConfig(rank=0, world_size=1, worker_log_level=2)
-    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=config)
-    with caplog.at_level(logging.WARNING), get_savable_loader(dataset):
+def test_a_debug_path_and_a_log_level_need_each_other(
+    leaf_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with train_loader(leaf_of(10), batch_size=2, worker_config=debugged(tmp_path / "0.jsonl", 0, level=0)) as loader:
+        next(iter(loader))
+    assert not list(tmp_path.glob("*.jsonl")) and "worker_debug_path" not in caplog.text
+    with caplog.at_level(logging.WARNING), train_loader(leaf_of(10), batch_size=2, worker_log_level=2):
         assert "worker_debug_path" in caplog.text
 
 
@@ -156,8 +129,8 @@ def test_the_handler_of_restored_samples(leaf_of: Any) -> None:
     config = WorkerConfig(
         rank=0, world_size=1, restore_error_handler=lambda error, sample, sources: seen.append((error, sample))
     )
-    dataset = get_train_dataset(leaf_of(10), batch_size=2, worker_config=config, task_encoder=Bad())
-    with get_savable_loader(dataset) as loader, pytest.raises(SampleError, match="bad"):
+    loader = train_loader(leaf_of(10), batch_size=2, worker_config=config, task_encoder=Bad())
+    with loader, pytest.raises(SampleError, match="bad"):
         loader.restore_sample(("sample", 0, 1, 0, 0))
     ((error, key),) = seen
     assert isinstance(error, SampleError) and key == ("sample", 0, 1, 0, 0)
@@ -193,21 +166,16 @@ class Teller(TaskEncoder):
         return "none" if info is None else f"{info.id - ALONE.rank_worker_id()} of {info.num_workers}"
 
 
-def _loader(path: Path, workers: int, **options: Any) -> SavableDataLoader:
-    dataset = get_train_dataset(path, batch_size=2, task_encoder=Teller(), worker_config=alone(workers))
-    return get_savable_loader(dataset, **options)
-
-
 @pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
 def test_torch_tells_hooks_of_their_worker(
     leaf_of: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, method: str, told: bool
 ) -> None:
     monkeypatch.setattr(worker_process, "on_begin", tell_torch if told else None)
-    with _loader(leaf_of(50), 2, start_method=method) as loader:
+    with train_loader(leaf_of(50), 2, batch_size=2, task_encoder=Teller(), start_method=method) as loader:
         found = {*take(loader, 8)}
     assert found == {"0 of 2" if told else "none"}
     assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
-    with _loader(leaf_of(50), 0) as loader:
+    with train_loader(leaf_of(50), batch_size=2, task_encoder=Teller()) as loader:
         assert next(iter(loader)) == "none"
 
 
@@ -238,8 +206,7 @@ def test_the_refusal_names_what_to_use_and_that_is_enough(leaf_of: Any) -> None:
     assert "batch_group_criterion that returns (class of the length, None)" in fix
     batching = eval(fix.rpartition("batching=")[2], {**globals()})  # the advice, to the letter
     assert batching == ByTokens(SortedWindow(Capacity(12_000, "padded_tokens")), length_column=None)
-    dataset = get_train_dataset(leaf_of(64), batching=batching, worker_config=ALONE, task_encoder=Encoder())
-    assert len(next(iter(get_savable_loader(dataset))).tokens) > 4
+    assert len(next(iter(train_loader(leaf_of(64), batching=batching, task_encoder=Encoder()))).tokens) > 4
 
 
 #: Methods of the pipeline, and what to use instead.

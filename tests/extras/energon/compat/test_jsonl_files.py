@@ -20,14 +20,12 @@ from energon_lite import (
     TextSample,
     basic_sample_keys,
     get_loader,
-    get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     stateless,
 )
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import IJsonlIndexReader, IJsonlIndexWriter
-from tests.testing import ALONE, alone, invoke, output_of, take
+from tests.testing import ALONE, output_of, refusal_of, take, train_loader, val_loader
 
 
 def write(path: Path, count: int, name: str = "text") -> Path:
@@ -44,12 +42,6 @@ def cook(sample: Any) -> TextSample:
 
 class Texts(TaskEncoder):
     cookers = [Cooker(cook)]
-
-
-def of_val(path: Path, **more: Any) -> Any:
-    """A loader of all lines in their order."""
-    dataset = get_val_dataset(path, batch_size=3, task_encoder=Texts(), worker_config=ALONE)
-    return get_savable_loader(dataset, **more)
 
 
 class Tokens(TaskEncoder):
@@ -92,8 +84,7 @@ def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, st
     blend.write_text(json.dumps({"splits": {"train": {"blend_epochized": leaves}}}))
 
     def loader(workers: int) -> Any:
-        options: dict[str, Any] = {"batch_size": 4, "task_encoder": Texts(), "repeat": False}
-        return get_savable_loader(get_train_dataset(blend, worker_config=alone(workers), **options))
+        return train_loader(blend, workers, batch_size=4, task_encoder=Texts(), repeat=False)
 
     def texts(batches: Any) -> list[list[str]]:
         return [list(batch.text) for batch in batches]
@@ -110,47 +101,31 @@ def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, st
         assert begun + texts(second) == batches
 
 
-def test_a_state_of_other_lines_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", 30)
-    with of_val(path) as first:
-        take(first, 1)
-        state = first.save_state_rank()
-    write(path, 31)
-    with pytest.raises(Exception, match=r"a\.jsonl"):
-        of_val(path).restore_state_rank(state)
-
-
 def test_a_line_that_is_broken_is_skipped_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", 5)
     with path.open("ab") as file:
         file.write(b'\n{"text": "cut o')
     quarantine = tmp_path / "bad.jsonl"
-    with of_val(path, quarantine=quarantine) as loader:
+    with val_loader(path, batch_size=3, task_encoder=Texts(), quarantine=quarantine) as loader:
         assert [batch.text for batch in loader] == [["text 0", "text 1", "text 2"], ["text 3", "text 4"]]
     (line,) = [json.loads(text) for text in quarantine.read_text().splitlines()]
     assert line["key"] == "5" and "a.jsonl" in json.dumps(line) and "a.jsonl/a.jsonl" not in json.dumps(line)
 
 
-def test_lengths_are_measured_and_planned_by(tmp_path: Path) -> None:
+def test_prepared_by_command_and_planned_by_lengths(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", 50)
-    assert "50 samples" in output_of("prepare", path, "--length-field", "json.tokens", "--no-progress")
+    with path.open("a") as file:
+        file.write("\n[1, 2]\n")
+    output = output_of("prepare", path, "--length-field", "json.tokens", "--no-progress")
+    assert "51 samples" in output and "1 line without a JSON object" in output
+    assert sorted(found.name for found in tmp_path.iterdir()) == [
+        "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",
+    ]  # fmt: skip
+    assert "--split-ratio: a JSONL file" in refusal_of("prepare", path, "--split-ratio", "8,1,1", "--non-interactive")
     options: dict[str, Any] = {"batch_size": None, "batching": BestFit(Capacity(12)), "repeat": False}
     dataset = get_train_dataset(path, task_encoder=Tokens(), worker_config=ALONE, **options)
     batches = [[len(tokens) for tokens in batch["tokens"]] for batch in get_loader(dataset)]
     assert all(sum(batch) <= 12 for batch in batches)
     assert Counter(itertools.chain(*batches)) == Counter(number % 9 + 1 for number in range(50))
     assert "best_fit" in output_of("plan", path, "--capacity", 12)
-    assert "a.jsonl" in output_of("info", path) and "50" in output_of("info", path)
-
-
-def test_prepared_by_command(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", 12)
-    with path.open("a") as file:
-        file.write("\n[1, 2]\n")
-    output = output_of("prepare", path, "--length-field", "json.tokens", "--no-progress")
-    assert "13 samples" in output and "1 line without a JSON object" in output
-    assert sorted(found.name for found in tmp_path.iterdir()) == [
-        "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",
-    ]  # fmt: skip
-    result = invoke("prepare", path, "--split-ratio", "8,1,1", "--non-interactive")
-    assert "--split-ratio: a JSONL file" in result.output
+    assert "a.jsonl" in output_of("info", path) and "51" in output_of("info", path)

@@ -21,7 +21,7 @@ from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.samples.part_decoder import guess_extension
 from tests.media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
-from tests.testing import output_of, write_tar
+from tests.testing import output_of, same, write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
 
@@ -33,22 +33,16 @@ def both(kind: str) -> tuple[Any, Any]:
     return AVDecoder(io.BytesIO(data)), energon.AVDecoder(io.BytesIO(data), suppress_warnings=True)
 
 
-def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True)
-    )
-
-
 @pytest.mark.parametrize("kind", CONTAINERS)
 @pytest.mark.parametrize("size", [None, (20, 10)])
 def test_pictures(kind: str, size: tuple[int, int] | None) -> None:
     ours, theirs = both(kind)
     for spans in ([(0, 1), (1.23, 2.34)], [(0.55, 0.55), (3.05, 3.05)], [(2.06, 100)], [(0, float("inf"))]):
         one, other = (decode.get_video_clips(spans, video_out_frame_size=size) for decode in (ours, theirs))
-        assert equal(one[0], other[0]) and one[1] == other[1]
+        assert same(one[0], other[0]) and one[1] == other[1]
     for spans in ([(0, 4)], [(7, 7), (20, 21)], [(39, 60)], [(5, float("inf"))], [(50, 60)]):
         one, other = (decode.get_video_clips(spans, video_unit="frames") for decode in (ours, theirs))
-        assert equal(one[0], other[0]) and one[1] == other[1]
+        assert same(one[0], other[0]) and one[1] == other[1]
     frames = get_single_frames_uniform(ours, 5, video_out_frame_size=size, return_timestamps=True)
     expected = energon.get_single_frames_uniform(theirs, 5, video_out_frame_size=size, return_timestamps=True)
     assert torch.equal(frames[0], expected[0]) and frames[1] == expected[1]
@@ -76,15 +70,15 @@ def test_sounds(kind: str) -> None:
             shortest = min(one[0][0].shape[1], other[0][0].shape[1])
             assert shortest > one[0][0].shape[1] - RATE // 1000
             one, other = (([clip[:, :shortest] for clip in clips], times) for clips, times in (one, other))
-        assert equal(one[0], other[0]) and one[1] == other[1]
+        assert same(one[0], other[0]) and one[1] == other[1]
     if kind == "mkv":
         return
     span = (RATE // 2, 2 * RATE)
     one, other = (decode.get_audio_clips([span], audio_unit="samples") for decode in (ours, theirs))
-    assert equal(one[0], other[0]) and one[1] == other[1]
+    assert same(one[0], other[0]) and one[1] == other[1]
     asked: dict[str, Any] = {"clip_duration_seconds": 0.7, "num_clips": 3, "request_audio": True}
     clips = get_clips_uniform(ours, **asked), energon.get_clips_uniform(theirs, **asked)
-    assert equal(clips[0].audio_clips, clips[1].audio_clips)  # type: ignore[arg-type]
+    assert same(clips[0].audio_clips, clips[1].audio_clips)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +106,7 @@ def test_all_of_a_file(kind: str) -> None:
     ours, theirs = both(kind)
     for sound_too in (False, True):
         one, other = (decode.get_frames(video_decode_audio=sound_too) for decode in (ours, theirs))
-        assert equal(one.video_clips, other.video_clips) and equal(one.audio_clips, other.audio_clips)
+        assert same(one.video_clips, other.video_clips) and same(one.audio_clips, other.audio_clips)
 
 
 @pytest.mark.parametrize("module", ["av", "media"])
@@ -144,7 +138,7 @@ def test_what_a_part_becomes() -> None:
         ours, theirs = (made(guess_content=True).decode(name, data) for made in (SampleDecoder, EnergonDecoder))
         assert type(ours).__name__ == type(theirs).__name__ == "AVDecoder"
     one, other = (made(av_decode="torch").decode("a.webm", data) for made in (SampleDecoder, EnergonDecoder))
-    assert equal(one.video_clips, other.video_clips)
+    assert same(one.video_clips, other.video_clips)
     assert SampleDecoder().config() == EnergonDecoder().config()
 
 

@@ -55,7 +55,7 @@ from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFi
 from energon_lite.storage.read import source as sources
 from tests.extras.energon.test_filters import open_numbers
 from tests.tables_by_hand import png
-from tests.testing import ALONE, take, write_tar
+from tests.testing import ALONE, batches_of, write_tar
 
 FIELDS: dict[str, Any] = {"field_map": {"text": "txt"}}
 
@@ -98,8 +98,7 @@ def shouting(monkeypatch: pytest.MonkeyPatch, write_dataset: Callable[..., Path]
 
 
 def texts(dataset: Any) -> list[str]:
-    with get_loader(dataset) as loader:
-        return [sample.text for sample in loader]
+    return [sample.text for sample in batches_of(dataset)]
 
 
 def test_a_class_of_ones_own(shouting: Path) -> None:
@@ -123,8 +122,7 @@ def test_it_can_be_built_by_hand(shouting: Path) -> None:
     trained = ShoutWebdataset(shouting, split_part="train", worker_config=ALONE, training=True, **FIELDS)
     every = get_train_dataset(shouting, worker_config=ALONE, batch_size=None, trust_code=True)
     assert trained.build().leaves[0].key == every.leaves[0].key  # the same order
-    with get_loader(MapDataset(trained.build(), lambda sample: sample.text)) as loader:
-        found = take(loader, 12)
+    found = batches_of(MapDataset(trained.build(), lambda sample: sample.text), 12)
     assert sorted(found[:6]) == sorted(found[6:]) == [f"TEXT {number}!" for number in range(6)]
     with pytest.raises(UsageError, match="field_map and sample_loader"):
         ShoutWebdataset(shouting)
@@ -152,13 +150,12 @@ def test_what_a_document_means(leaf_of: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match="not CaptioningSample"):
         get_dataset_from_config(path, worker_config=ALONE, sample_type=energon_lite.CaptioningSample)
     crude = CrudeWebdataset(path, split_part="val", worker_config=ALONE, part_filter=["txt"])
-    with get_loader(crude.build()) as loader:
-        assert [sample["txt"] for sample in loader] == [f"a-{number}" for number in range(5)]
+    assert [sample["txt"] for sample in batches_of(crude.build())] == [f"a-{number}" for number in range(5)]
     for part_filter, has_text in ((["jpg"], False), (None, True)):
         document = HEAD | {"__class__": "CrudeWebdataset", "part_filter": part_filter}
         (path / ".nv-meta/crude.yaml").write_text(json.dumps(document))
         named = get_dataset_from_config(path, dataset_config="crude.yaml", worker_config=ALONE)
-        assert ("txt" in next(iter(get_loader(named.build())))) == has_text
+        assert ("txt" in batches_of(named.build(), 1)[0]) == has_text
     with pytest.warns(DeprecationWarning, match="sample_type: TextSample"):
         typed = TextWebdataset(path, split_part="val", worker_config=ALONE, **FIELDS)
     part = DatasetSubset(absolute_range=(1, 3))
@@ -175,8 +172,7 @@ def test_lines(tmp_path: Path) -> None:
     with pytest.raises(NotPreparedError):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "absent.jsonl")
     factory = CrudeJsonlDatasetFactory(tmp_path / "a.jsonl", training=False, worker_config=ALONE)
-    with get_loader(factory.build()) as loader:
-        assert [sample["json"]["n"] for sample in loader] == [0, 1]
+    assert [sample["json"]["n"] for sample in batches_of(factory.build())] == [0, 1]
     found = load_dataset(tmp_path / "a.jsonl").get_datasets(training=False, split_part="x", worker_config=ALONE)
     assert found.blend_mode is DatasetBlendMode.NONE and [len(one.dataset) for one in found.datasets] == [2]
 
@@ -235,8 +231,8 @@ def test_filters_hold_for_factories(leaf_of: Callable[..., Path], tmp_path: Path
     loaded = load_dataset(tmp_path / "odd.yaml").get_datasets(training=False, split_part="train", worker_config=ALONE)
     by_name = get_dataset_from_config(path, split_part="train", training=False, worker_config=ALONE, filter_name="odd")
     for factory in (loaded.datasets[0].dataset, by_name):
-        with get_loader(factory.build()) as loader:
-            found = [sample["json"]["n"] if kind == "jsonl" else int(sample.text[2:]) for sample in loader]
+        samples = batches_of(factory.build())
+        found = [sample["json"]["n"] if kind == "jsonl" else int(sample.text[2:]) for sample in samples]
         assert len(factory) == 3 and found == [1, 3, 5]
 
 
@@ -253,7 +249,7 @@ def test_keywords_that_say_how_to_decode(leaf_of: Callable[..., Path], caplog: p
     assert dataset.task_encoder.decoder.image_decode == "pil" and encoder.decoder.image_decode == "torchrgb"
     assert "image_decode=...) is deprecated" in caplog.text
     raw = get_val_dataset(leaf_of(5), worker_config=ALONE, batch_size=2, auto_decode=False)
-    assert next(iter(get_loader(raw))).text == [b"a-0", b"a-1"]
+    assert batches_of(raw, 1)[0].text == [b"a-0", b"a-1"]
 
 
 def test_sources_of_ones_own_have_factories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +257,7 @@ def test_sources_of_ones_own_have_factories(monkeypatch: pytest.MonkeyPatch) -> 
     energon_lite.register_source("numbers", open_numbers)
     document = {"splits": {"train": {"path": "numbers://x", "subflavors": {"k": 1}}}}
     (loaded,) = load_dataset(document).get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
-    with get_loader(loaded.dataset.build()) as loader:
-        assert [sample["n"] for sample in loader] == list(range(20))
+    assert [sample["n"] for sample in batches_of(loaded.dataset.build())] == list(range(20))
     assert len(loaded.dataset) == 20 and loaded.dataset.subflavors == {"k": 1}
     assert [one.name for one in loaded.dataset.paths] == ["x"]
 

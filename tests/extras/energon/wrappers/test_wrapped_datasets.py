@@ -38,7 +38,7 @@ from energon_lite.extras.energon import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from tests.testing import ALONE, alone, take
+from tests.testing import ALONE, alone, batches_of, take
 
 
 class Names(TaskEncoder):
@@ -74,11 +74,6 @@ def packed(path: Path) -> Any:
     return val(path, batch_size=1, packing_buffer_size=4, task_encoder=PackedNames())
 
 
-def everything(dataset: Any) -> list[Any]:
-    with get_savable_loader(dataset) as loader:
-        return list(loader)
-
-
 @pytest.fixture
 def a(leaf_of: Callable[..., Path]) -> Path:
     return leaf_of(5, "a")
@@ -92,7 +87,7 @@ def b(leaf_of: Callable[..., Path]) -> Path:
 def test_what_a_filter_leaves_out_is_replaced_in_training_and_counted(a: Path) -> None:
     loader = get_loader(FilterDataset(train(a, None), filter_fn=lambda text: text != "a-3"))
     assert set(take(loader, 20)) == {"a-0", "a-1", "a-2", "a-4"} and loader.stats()["skipped"] >= 4
-    assert everything(FilterDataset(val(a, None), filter_fn=lambda text: text != "a-3"))[3] is None
+    assert batches_of(FilterDataset(val(a, None), filter_fn=lambda text: text != "a-3"))[3] is None
 
 
 def test_nothing_gets_through(a: Path) -> None:
@@ -101,15 +96,15 @@ def test_nothing_gets_through(a: Path) -> None:
 
     with pytest.raises(FatalSampleError, match="in a row"):
         next(iter(get_loader(MapDataset(train(a), never, failure_tolerance=7))))
-    assert everything(MapDataset(val(a, None), lambda item: 1 / 0)) == [None] * 5
+    assert batches_of(MapDataset(val(a, None), lambda item: 1 / 0)) == [None] * 5
 
 
 def test_functions_that_wrappers_have_of_their_own(a: Path, b: Path) -> None:
-    mixed = take(get_loader(MixBatchDataset((train(a, None), 3), (train(b, None), 1), batch_size=4)), 64)
+    mixed = batches_of(MixBatchDataset((train(a, None), 3), (train(b, None), 1), batch_size=4), 64)
     shares = Counter(text[0] for batch in mixed for text in batch)
     assert {len(batch) for batch in mixed} == {4} and abs(shares["a"] - 3 * shares["b"]) <= 20
     encoded = PackingDataset(val(b, None), 4, lambda some: [some[:3], some[3:]], "+".join, sample_encoder=str.upper)
-    assert sorted("+".join(everything(encoded)).split("+")) == [f"B-{number}" for number in range(6)]
+    assert sorted("+".join(batches_of(encoded)).split("+")) == [f"B-{number}" for number in range(6)]
 
 
 def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
@@ -119,20 +114,17 @@ def test_what_cannot_be_planned_is_refused(a: Path, b: Path) -> None:
     def grouped(inner: Any) -> Any:
         return GroupBatchDataset(inner, 2, lambda text: (int(text[2]) % 2, None), list)
 
-    singles = val(b, None)
+    singles, counts = val(b, None), "of a data set that counts single samples"
     for make, words in (
         (lambda: IterMapDataset(val(a), iter), "encode_sample"),
         (lambda: MapDataset(val(a), several), "generator"),
         (lambda: LimitDataset(val(a), 3, worker_config=WorkerConfig(rank=0, world_size=2)), "another worker_config"),
-        (lambda: everything(ConcatDataset(train(a), val(b))), "never ends"),
-        (lambda: everything(ConcatDataset(packed(a), val(a))), "hooks or tokens decide"),
-        (lambda: everything(ConcatDataset(RepeatDataset(grouped(singles)), singles)), "of a data set whose hooks"),
-        (lambda: everything(grouped(val(b, None, limit=4))), "of a data set that counts single samples"),
-        (
-            lambda: everything(grouped(train(b, None, virtual_epoch_length=4))),
-            "of a data set that counts single samples",
-        ),
-        (lambda: everything(grouped(val(b))), "single samples|of batches"),
+        (lambda: batches_of(ConcatDataset(train(a), val(b))), "never ends"),
+        (lambda: batches_of(ConcatDataset(packed(a), val(a))), "hooks or tokens decide"),
+        (lambda: batches_of(ConcatDataset(RepeatDataset(grouped(singles)), singles)), "of a data set whose hooks"),
+        (lambda: batches_of(grouped(val(b, None, limit=4))), counts),
+        (lambda: batches_of(grouped(train(b, None, virtual_epoch_length=4))), counts),
+        (lambda: batches_of(grouped(val(b))), "single samples|of batches"),
         (lambda: RepeatDataset(val(a), repeats=0), "repeats is 0"),
         (lambda: LimitDataset(val(a), 0), r"length=0"),
         (lambda: EpochizeDataset(val(a), 0), r"length=0"),
@@ -165,10 +157,10 @@ def test_ranks_that_have_nothing_left(b: Path) -> None:
     config = WorkerConfig(rank=1, world_size=2)
     singles = FilterDataset(val(b, None, config), filter_fn=lambda text: text != "b-0")
     numbers = BatchDataset(singles, 2, lambda texts: torch.tensor([[int(text[2:])] for text in texts]))
-    batch, empty = everything(numbers)
+    batch, empty = batches_of(numbers)
     assert batch.tolist() == [[2], [3]] and empty.shape == (0, 1)
     with pytest.raises(FatalSampleError, match="an empty batch cannot be made: this str has no tensors or lists"):
-        everything(BatchDataset(singles, 2, "".join))
+        batches_of(BatchDataset(singles, 2, "".join))
     assert len(RepeatDataset(val(b, config=config, batch_drop_last=True), repeats=2)) == 2
 
 

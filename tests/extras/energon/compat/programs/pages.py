@@ -20,8 +20,6 @@ from megatron.energon import (
     LimitDataset,
     MapDataset,
     RepeatDataset,
-    SampleDecoder,
-    SkipSample,
     TaskEncoder,
     WorkerConfig,
     batch_list,
@@ -33,13 +31,10 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
     load_dataset,
-    log_exception,
     stateless,
     traverse_metadataset,
 )
-from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseCoreDatasetFactory
-from megatron.energon.flavors.webdataset import EmptyDatasetError
 from megatron.energon.wrappers import concat_pad
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -56,8 +51,8 @@ class Texts(DefaultTaskEncoder):
         return samples
 
 
-def val(root, encoder, batch_size=3, config=ALONE, **more):
-    return get_val_dataset(root / "data", batch_size=batch_size, worker_config=config, task_encoder=encoder, **more)
+def val(root, encoder, batch_size=3, **more):
+    return get_val_dataset(root / "data", batch_size=batch_size, worker_config=ALONE, task_encoder=encoder, **more)
 
 
 def quickstart(root):
@@ -131,22 +126,6 @@ def metadataset(root):
     }
 
 
-def data_decoding(root):
-    class Decoded(Texts):
-        decoder = SampleDecoder(image_decode="pilrgb")
-
-        def encode_sample(self, sample):
-            return [sample.image.mode, list(sample.image.size)]
-
-    class Raw(Texts):
-        decoder = None
-
-        def encode_sample(self, sample):
-            return sample.image[:4].hex()
-
-    return [next(iter(get_loader(val(root, encoder, 2)))) for encoder in (Decoded(), Raw())]
-
-
 def custom_sample_loader(root):
     return [text for batch in get_loader(val(root, Texts(), dataset_config="own_loader.yaml")) for text in batch]
 
@@ -157,31 +136,6 @@ def custom_dataset(root):
             return f"{type(sample).__name__} {sample.conversation}"
 
     return [text for batch in get_loader(val(root, Chats(), dataset_config="own_class.yaml")) for text in batch]
-
-
-def error_handling(root):
-    class Skipping(Texts):
-        @stateless
-        def encode_sample(self, sample):
-            if sample.caption.endswith("1"):
-                raise SkipSample()
-            if sample.caption.endswith("2"):
-                raise ValueError("broken")
-            return sample.caption
-
-    class Fatal(Texts):
-        def encode_sample(self, sample):
-            raise FatalSampleError.from_sample(sample, "no license")
-
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=lambda *_: None)
-    assert callable(log_exception) and issubclass(EmptyDatasetError, Exception)
-    kept = sorted(text for batch in get_loader(val(root, Skipping(), 1, config)) for text in batch)
-    try:
-        next(iter(get_loader(val(root, Fatal(), 1, config))))
-        ended = False
-    except FatalSampleError as error:
-        ended = "no license" in str(error)
-    return [kept, ended]
 
 
 def wrappers(root):
@@ -201,8 +155,7 @@ def wrappers(root):
     }
 
 
-PAGES = [quickstart, task_encoder, metadataset, data_decoding, custom_sample_loader, custom_dataset]
-PAGES += [error_handling, wrappers]
+PAGES = [quickstart, task_encoder, metadataset, custom_sample_loader, custom_dataset, wrappers]
 
 if __name__ == "__main__":
     folder, results = Path(sys.argv[1]), {}
