@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from energon_lite.trainer import (
     config_to_dict,
     save_checkpoint,
 )
+from energon_lite.trainer.conversion.language_config import ARCHITECTURES
 
 #: ``save_model(name="hf", shard="10GB", seed=0, **config) -> folder``
 SaveModel = Callable[..., Path]
@@ -142,6 +145,23 @@ def _at_random(model: Any) -> Any:
             norm = "norm" in name and name.endswith("weight")
             parameter.normal_(1.0 if norm else 0.0, 0.2)
     return model.eval()
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
+    import transformers
+
+    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
+        getattr(transformers, kind.name)
+    with ExitStack() as stack:
+        for owner, name, wide in (
+            (torch, "float", torch.float64),
+            (torch, "float32", torch.float64),
+            (torch.Tensor, "float", torch.Tensor.double),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wide))
+        yield
 
 
 #: Scalings of the rotary frequencies, and configurations of language models with any of them.

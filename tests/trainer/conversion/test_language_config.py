@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,7 +22,7 @@ from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggi
 from energon_lite.trainer.models.config import model_changes
 from energon_lite.trainer.models.sequence import scaled_frequencies
 from tests.testing import examples
-from tests.trainer.conversion.small_models import configs, scalings
+from tests.trainer.conversion.small_models import configs, in_double, scalings
 
 #: What all of the makers' files say.
 COMMON: dict[str, Any] = {
@@ -289,21 +285,6 @@ def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
 
 
 # -- scaled rotary frequencies: those of transformers, in float64 ------------------------------------------------------
-
-
-@contextmanager
-def in_double() -> Iterator[None]:
-    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
-    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
-        getattr(transformers, kind.name)
-    with ExitStack() as stack:
-        for owner, name, wide in (
-            (torch, "float", torch.float64),
-            (torch, "float32", torch.float64),
-            (torch.Tensor, "float", torch.Tensor.double),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, wide))
-        yield
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -29,8 +29,8 @@ from energon_lite.trainer.training.throughput import training_flops
 from tests.fork_server import run_program
 from tests.testing import nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
-from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.small_runs import SmallRuns, disturb_steps, make_config, send
+from tests.trainer.parallel.their_model import Rows
 
 GROUPS = [{"match": "*norm*", "weight_decay": 0.1, "lr_scale": 0.5}, {"match": "vision.*", "lr_scale": 0.0}]
 TOOL = Path(__file__).parents[3] / "tools/draw_schedule.py"
