@@ -18,7 +18,7 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.guards import SpikeGuard
 from energon_lite.trainer.training.step import launch_step, train_step
 from tests.testing import nightly_but
-from tests.trainer.parallel.late_collectives import patched
+from tests.trainer.parallel.late_collectives import noted
 from tests.trainer.parallel.nets import make, make_net
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, make_steps, own
@@ -39,14 +39,10 @@ def test_partial_sums_are_one_collective_over_slices(run_ranks: RunRanks, reduce
         optimizer = OverlappedDistributedOptimizer(net, mesh, dataclasses.replace(CONFIG, reduce=reduce))
         sent: list[tuple[bool, int]] = []
 
-        def watch(_: str, all_reduce: Any) -> Any:
-            def call(tensor: torch.Tensor, *args: Any, group: Any = None, **how: Any) -> Any:
-                sent.append((group is mesh.group("tp"), tensor.numel()))
-                return all_reduce(tensor, *args, group=group, **how)
+        def note(_: str, args: Any, how: Any) -> None:
+            sent.append((how.get("group") is mesh.group("tp"), args[0].numel()))
 
-            return call
-
-        with patched(watch, (dist, ["all_reduce"])):
+        with noted(note, (dist, ["all_reduce"])):
             for step in range(3):
                 sent.clear()
                 optimizer.begin_step(2)
@@ -73,23 +69,19 @@ def test_bytes_on_the_wire_are_those_of_the_formula(run_ranks: RunRanks, reduce:
         optimizer = OverlappedDistributedOptimizer(model, mesh, settings)
         steps = make_steps(("text",) * 6)
         train_step(model, optimizer, steps[0][rank::2], mesh, lr=0.01)
-        sent = {"gathered": 0, "reduced": 0}
+        sent = {"all_gather": 0, "reduce_scatter": 0}
 
-        def watch(_: str, collective: Any) -> Any:
-            def call(out: torch.Tensor, given: torch.Tensor, **how: Any) -> Any:
-                sent["gathered" if out.nbytes > given.nbytes else "reduced"] += max(out.nbytes, given.nbytes)
-                return collective(out, given, **how)
+        def note(name: str, args: Any, _: object) -> None:
+            sent[name] += max(tensor.nbytes for tensor in args)
 
-            return call
-
-        with patched(watch, (collectives, ["reduce_scatter", "all_gather"])):
+        with noted(note, (collectives, [*sent])):
             train_step(model, optimizer, steps[1][rank::2], mesh, lr=0.01)
         return sent, sum(p.numel() for p in model.parameters())
 
     rounds = 1 if reduce == "last" else 3
     for sent, parameters in run_ranks(2, job):
-        assert sent["reduced"] == pytest.approx(4 * rounds * parameters, rel=0.05)
-        assert sent["gathered"] == pytest.approx(2 * parameters, rel=0.05)
+        assert sent["reduce_scatter"] == pytest.approx(4 * rounds * parameters, rel=0.05)
+        assert sent["all_gather"] == pytest.approx(2 * parameters, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +186,10 @@ def logs_of_steps(layout: Layout, settings: OptimizerConfig, *, apart: bool = Tr
     launch_step(model, optimizer, steps[0], mesh, lr=1e-3, spikes=spikes)
     logs: Logs = {}
 
-    def note(name: str, call: Any) -> Any:
-        def launch(*args: Any, **how: Any) -> Any:
-            logs.setdefault(names.get(how.get("group"), "?"), []).append(name)
-            return call(*args, **how)
+    def note(name: str, _: object, how: Any) -> None:
+        logs.setdefault(names.get(how.get("group"), "?"), []).append(name)
 
-        return launch
-
-    with patched(note, *CALLS):
+    with noted(note, *CALLS):
         for step in steps[1:]:
             launch_step(model, optimizer, step, mesh, lr=1e-3, spikes=spikes)
     return logs, len(optimizer._queue)
