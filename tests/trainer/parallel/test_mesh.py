@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.collectives import device_of
 from energon_lite.trainer.parallel.mesh import build_mesh, end_process_group, start_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes, layers_of_stages
+from energon_lite.trainer.training.process import Requests
 from tests.trainer.parallel.rank_processes import GROUP_LIMIT, RankFailure, RunRanks
 from tests.trainer.parallel.rank_processes import run_ranks as run_without_group
 
@@ -113,6 +116,16 @@ def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TopologyError, match="rank 2 of this machine has no GPU: there are 2") as caught:
         build_mesh()
     assert "--nproc-per-node" in str(caught.value) and "CUDA_VISIBLE_DEVICES=" in str(caught.value)
+
+
+def test_ranks_agree_on_what_any_of_them_was_told(run_ranks: RunRanks) -> None:
+    def told(rank: int) -> Any:
+        asked = Requests(None, build_mesh())
+        with asked.listening():
+            os.kill(os.getpid(), (signal.SIGTERM, signal.SIGUSR2)[rank])
+            return asked.agreed(rank == 1, sums=[rank + 1.0])
+
+    assert run_ranks(2, told) == [("SIGTERM", True, [True], [3.0])] * 2
 
 
 def test_ranks_of_torchrun_get_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
