@@ -109,30 +109,27 @@ def test_what_is_written_meanwhile_is_what_was_there_at_the_call(
     assert len({drawn for _, _, drawn in saved}) == layout.world
 
 
-def test_copies_of_a_save_are_waited_for_together_and_go_where_those_before_were(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
-    """On a GPU, a copy that blocks waits for all work before it: one wait for each tensor. New memory is slow."""
+def test_copies_of_a_save_go_where_those_before_were(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """New memory is slow."""
 
-    def save(rank: int) -> tuple[int, int, bool]:
-        part, copy = Part(Layout()), torch.Tensor.copy_
-        saver, blocking, places = CheckpointSaver(tmp_path / "run", part.mesh), list[bool](), list[list[int]]()
+    def save(rank: int) -> list[list[int]]:
+        part, copy, places = Part(Layout()), torch.Tensor.copy_, list[list[int]]()
+        saver = CheckpointSaver(tmp_path / "run", part.mesh)
 
-        def counted(into: torch.Tensor, given: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-            blocking.append(not non_blocking)
+        def noted(into: torch.Tensor, given: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
             places[-1].append(into.data_ptr())
             return copy(into, given, non_blocking)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "copy_", counted)
+            patch.setattr(torch.Tensor, "copy_", noted)
             for step in (1, 2):
                 places.append([])
                 saver.save(step, part.model, part.optimizer, STATE)
                 saver.finish()
-        return len(blocking), sum(blocking), places[0] == places[1]
+        return places
 
-    ((copies, waits, is_same),) = run_ranks(1, save)
-    assert copies > 100 and waits == 0 and is_same
+    ((first, second),) = run_ranks(1, save)
+    assert first == second and len(first) > 100
 
 
 def test_a_model_of_another_shape_is_refused_and_another_optimizer(run_ranks: RunRanks, tmp_path: Path) -> None:
