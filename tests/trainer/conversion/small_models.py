@@ -53,11 +53,7 @@ def make_model(seed: int = 0, kind: str = "llama", **changes: Any) -> Any:
     shape = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Larger than at the start of training, so that a wrong head or a wrong angle shows in the logits.
-            parameter.normal_(1.0, 0.2) if "norm" in name else parameter.normal_(0.0, 0.15)
-    return model.eval()
+    return _at_random(model, 0.15)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -138,12 +134,12 @@ def make_llava(kind: str, language: str = "llama", **changes: Any) -> Any:
     return _at_random(LlavaForConditionalGeneration(config))
 
 
-def _at_random(model: Any) -> Any:
-    """Larger weights than at the start of training, so that a wrong head or a wrong place shows in what comes out."""
+def _at_random(model: Any, size: float = 0.2) -> Any:
+    """Larger weights than at the start of training, so that a wrong head, angle or place shows in what comes out."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = "norm" in name and name.endswith("weight")
-            parameter.normal_(1.0 if norm else 0.0, 0.2)
+            parameter.normal_(1.0, 0.2) if norm else parameter.normal_(0.0, size)
     return model.eval()
 
 
