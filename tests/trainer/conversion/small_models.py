@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from energon_lite.trainer import (
     config_to_dict,
     save_checkpoint,
 )
+from energon_lite.trainer.conversion.language_config import ARCHITECTURES
 
 #: ``save_model(name="hf", shard="10GB", seed=0, **config) -> folder``
 SaveModel = Callable[..., Path]
@@ -50,11 +53,7 @@ def make_model(seed: int = 0, kind: str = "llama", **changes: Any) -> Any:
     shape = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Larger than at the start of training, so that a wrong head or a wrong angle shows in the logits.
-            parameter.normal_(1.0, 0.2) if "norm" in name else parameter.normal_(0.0, 0.15)
-    return model.eval()
+    return _at_random(model, 0.15)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -135,13 +134,30 @@ def make_llava(kind: str, language: str = "llama", **changes: Any) -> Any:
     return _at_random(LlavaForConditionalGeneration(config))
 
 
-def _at_random(model: Any) -> Any:
-    """Larger weights than at the start of training, so that a wrong head or a wrong place shows in what comes out."""
+def _at_random(model: Any, size: float = 0.2) -> Any:
+    """Larger weights than at the start of training, so that a wrong head, angle or place shows in what comes out."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = "norm" in name and name.endswith("weight")
-            parameter.normal_(1.0 if norm else 0.0, 0.2)
+            parameter.normal_(1.0, 0.2) if norm else parameter.normal_(0.0, size)
     return model.eval()
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
+    import transformers
+
+    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
+        getattr(transformers, kind.name)
+    with ExitStack() as stack:
+        for owner, name, wide in (
+            (torch, "float", torch.float64),
+            (torch, "float32", torch.float64),
+            (torch.Tensor, "float", torch.Tensor.double),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wide))
+        yield
 
 
 #: Scalings of the rotary frequencies, and configurations of language models with any of them.

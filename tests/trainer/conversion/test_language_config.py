@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,34 +22,20 @@ from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggi
 from energon_lite.trainer.models.config import model_changes
 from energon_lite.trainer.models.sequence import scaled_frequencies
 from tests.testing import examples
-from tests.trainer.conversion.small_models import configs, scalings
+from tests.trainer.conversion.small_models import configs, in_double, scalings
 
-#: What all of the makers' files say.
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-}
-LLAMA_2 = COMMON | {
-    "_name_or_path": "meta-llama/Llama-2-70b-hf",
-    "architectures": ["LlamaForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "max_position_embeddings": 4096,
-    "model_type": "llama",
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "transformers_version": "4.32.0.dev0",
-    "vocab_size": 32000,
-}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+SIZES += ("vocab_size", "max_position_embeddings")
+
+
+def published(name: str, *sizes: int, **more: Any) -> dict[str, Any]:
+    """What a maker's file says of a model of this class: the same as all others, its sizes, and more."""
+    common = {"hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+    common |= {"use_cache": True, "bos_token_id": 1, "eos_token_id": 2, "transformers_version": "4.40.1"}
+    common |= {"architectures": [name], "model_type": name.removesuffix("ForCausalLM").lower()}
+    return common | dict(zip(SIZES, sizes, strict=True)) | more
+
+
 SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -61,73 +43,18 @@ SCALING = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-LLAMA_3 = LLAMA_2 | {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "intermediate_size": 14336,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-    "max_position_embeddings": 131072,
-    "rope_scaling": SCALING,
-    "rope_theta": 500000.0,
-    "vocab_size": 128256,
-}
-QWEN_25 = COMMON | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 131072,
-    "max_window_layers": 28,
-    "model_type": "qwen2",
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 131072,
-    "transformers_version": "4.40.1",
-    "use_mrope": False,
-    "use_sliding_window": False,
-    "vocab_size": 152064,
-}
-QWEN_3 = QWEN_25 | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 64,
-    "model_type": "qwen3",
-    "num_attention_heads": 64,
-    "num_hidden_layers": 64,
-    "num_key_value_heads": 8,
-    "rope_scaling": None,
-    "sliding_window": None,
-    "vocab_size": 151936,
-}
-MISTRAL = COMMON | {
-    "architectures": ["MistralForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "model_type": "mistral",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-    "transformers_version": "4.34.0.dev0",
-    "vocab_size": 32000,
-}
+LLAMA: dict[str, Any] = {"rms_norm_eps": 1e-05, "pretraining_tp": 1, "_name_or_path": "meta-llama/Llama-2-70b-hf"}
+LLAMA_2 = published("LlamaForCausalLM", 8192, 28672, 80, 64, 8, 32000, 4096, rope_scaling=None, **LLAMA)
+LLAMA |= {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "rope_theta": 500000.0}
+LLAMA_3 = published("LlamaForCausalLM", 4096, 14336, 32, 32, 8, 128256, 131072, rope_scaling=SCALING, **LLAMA)
+QWEN: dict[str, Any] = {"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "use_sliding_window": False, "use_mrope": False}
+QWEN_25 = published(
+    *("Qwen2ForCausalLM", 3584, 18944, 28, 28, 4, 152064, 131072), sliding_window=131072, max_window_layers=28, **QWEN
+)
+QWEN |= {"sliding_window": None, "max_window_layers": 64, "rope_scaling": None, "attention_bias": False}
+QWEN_3 = published("Qwen3ForCausalLM", 5120, 25600, 64, 64, 8, 151936, 40960, head_dim=128, **QWEN)
+WINDOW: dict[str, Any] = {"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096}
+MISTRAL = published("MistralForCausalLM", 4096, 14336, 32, 32, 8, 32000, 32768, **WINDOW)
 MISTRAL_3 = MISTRAL | {"rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768}
 #: A file of each kind, as its maker published it, and the preset of that shape.
 PUBLISHED = {
@@ -148,16 +75,12 @@ def test_published_files_are_the_presets(name: str) -> None:
     former = AutoConfig.for_model(**PUBLISHED[name])
     # A Mistral without sliding window computes what a Llama does.
     assert type(theirs) is type(former) or name == "mistral-7B"
-    for key in _SHAPE:
+    for key in (*SIZES[:-1], "rms_norm_eps", "tie_word_embeddings"):
         assert getattr(theirs, key) == getattr(former, key), key
     assert theirs.rope_parameters == former.rope_parameters
     # And what transformers 5 writes is the same model.
     written = json.loads(theirs.to_json_string()) | {"dtype": "bfloat16"}
     assert model_config(written, where="") == found
-
-
-_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-_SHAPE += ("vocab_size", "rms_norm_eps", "tie_word_embeddings")
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -289,21 +212,6 @@ def test_a_model_is_the_kind_that_it_was_if_it_can_be() -> None:
 
 
 # -- scaled rotary frequencies: those of transformers, in float64 ------------------------------------------------------
-
-
-@contextmanager
-def in_double() -> Iterator[None]:
-    """Their rotations and norms are float32, whatever the model is; here they are as precise as ours."""
-    for kind in ARCHITECTURES:  # what is imported inside would keep the types of here
-        getattr(transformers, kind.name)
-    with ExitStack() as stack:
-        for owner, name, wide in (
-            (torch, "float", torch.float64),
-            (torch, "float32", torch.float64),
-            (torch.Tensor, "float", torch.Tensor.double),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, wide))
-        yield
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -45,6 +45,15 @@ def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
 
     with patched(watched, (collectives, ("reduce_scatter", "all_gather"))):
         yield launched
+
+
+def noted(note: Callable[[str, Any, Any], object], *places: tuple[Any, Sequence[str]]) -> AbstractContextManager[None]:
+    """``note(name, arguments, named arguments)`` is called before each call of these functions."""
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **how: (note(name, args, how), function(*args, **how))[1]
+
+    return patched(noting, *places)
 
 
 @contextmanager

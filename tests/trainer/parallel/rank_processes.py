@@ -129,7 +129,7 @@ def _message(reader: Connection) -> tuple[bool, Any]:
 def _stacks(pid: int | None, room: Path, rank: int) -> str:
     """Where a rank hangs, as it tells itself."""
     if pid is not None:
-        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, signal.SIGQUIT)
         time.sleep(0.2)
     return (room / f"stacks-{rank}").read_text()
 
@@ -140,7 +140,7 @@ def _rank_main(
     # The test runner's handlers are not ours.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    faulthandler.register(signal.SIGUSR1, file=open(room / f"stacks-{rank}", "w"))  # noqa: SIM115
+    faulthandler.register(signal.SIGQUIT, file=open(room / f"stacks-{rank}", "w"))  # noqa: SIM115
     torch.set_num_threads(1)
     leave[1].close()
     try:

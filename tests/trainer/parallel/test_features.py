@@ -17,9 +17,9 @@ from energon_lite.trainer.models.named_layers import adopt_norm, register_attent
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
-from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout, assert_same, make_steps, train_on
+from tests.trainer.parallel.their_model import Rows
 
 # -- registries, recomputation, compilation ----------------------------------------------------------------------------
 

@@ -52,11 +52,6 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(sizes: dict[str, i
         fit_sizes(8, **sizes)
 
 
-@pytest.mark.parametrize(("world", "sizes", "dp"), [(1, {}, 1), (8, {"tp": 2}, 4), (8, {"tp": 4, "dp": 2}, 2)])
-def test_data_parallelism_takes_what_is_left(world: int, sizes: dict[str, int], dp: int) -> None:
-    assert fit_sizes(world, **sizes) == dp
-
-
 @pytest.mark.parametrize(
     "grid",
     [

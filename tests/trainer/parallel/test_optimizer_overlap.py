@@ -21,12 +21,11 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
 from tests.testing import nightly_but
-from tests.trainer.parallel.awkward_net import F64, AwkwardNet, Batch, make, make_steps, train
-from tests.trainer.parallel.late_collectives import patched, watched_collectives
+from tests.trainer.parallel.late_collectives import noted, watched_collectives
+from tests.trainer.parallel.nets import F64, make, train, weights_of
 from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, train_on
-from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, make_steps, train_on
 from tests.trainer.parallel.training_part import Part
 
 # -- when collectives happen -------------------------------------------------------------------------------------------
@@ -48,8 +47,8 @@ def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, redu
     """Memory of gradients is used again only when it was sent, and values only when they have come."""
 
     def run() -> PlainRun:
-        net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
-        return train(net, optimizer, mesh, make_steps(5, 6))
+        net, optimizer = make(reduce=reduce, bucket_size=20)
+        return train(net, optimizer, range(5), 6)
 
     assert_equal_when_late(run_ranks, 2, run)
 
@@ -65,13 +64,13 @@ def test_results_do_not_depend_on_when_collectives_run(run_ranks: RunRanks, redu
 def test_pipelines_do_not_depend_on_when_collectives_run(
     run_ranks: RunRanks, layout: Layout, settings: OptimizerConfig
 ) -> None:
-    config, steps = dataclasses.replace(BASE, tie_embeddings=True), make_llama_steps()[:3]
+    config, steps = dataclasses.replace(BASE, tie_embeddings=True), make_steps()[:3]
     assert_equal_when_late(run_ranks, layout.world, lambda: train_on(config, steps, layout, settings=settings))
 
 
 def test_gradients_leave_a_pipeline_chunk_by_chunk(run_ranks: RunRanks) -> None:
     """With several chunks of layers, the last chunk's gradients are on their way before the first chunk is done."""
-    steps = make_llama_steps(("mixed",) * 4)
+    steps = make_steps(("mixed",) * 4)
 
     def job(rank: int) -> tuple[list[tuple[int, int]], int, int]:
         mesh = build_mesh(pp=2, dp=2, virtual=2)
@@ -103,26 +102,21 @@ READERS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "c
 @pytest.mark.parametrize(("reduce", "times"), [("last", 1), ("every", 4)])
 def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: str, times: int) -> None:
     """No number is read before all work is launched: who reads waits for the device, which then has nothing to do."""
-    batch = dataclasses.replace(make_steps(1, 1)[0][0], rare=True)
 
     def job(rank: int) -> tuple[int, int, list[int], list[str]]:
-        net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
-        train(net, optimizer, mesh, make_steps(2, 8))
+        net, optimizer = make(reduce=reduce, bucket_size=20)
+        train(net, optimizer, range(2), 8)
         counts = []
         with watched_collectives() as launched:
-
-            def told(_: str, read: Any) -> Any:
-                return lambda tensor, *how: (launched.append("read"), read(tensor, *how))[1]
-
             optimizer.begin_step(4)
             for _ in range(4):
-                loss = net.loss_sum(batch)
-                with patched(told, (torch.Tensor, READERS)):
+                loss = net(0)
+                with noted(lambda *_: launched.append("read"), (torch.Tensor, READERS)):
                     loss.backward()
                     counts.append(len(launched))
                     optimizer.end_micro_batch()
             counts.append(len(launched))
-            with patched(told, (torch.Tensor, READERS)):
+            with noted(lambda *_: launched.append("read"), (torch.Tensor, READERS)):
                 optimizer.step(lr=0.1)
         assert all(bucket.gathering is not None for bucket in optimizer._queue), "step waits for no value"
         full = sum(not any("unused" in slot.name for slot in bucket.slots) for bucket in optimizer._queue)
@@ -139,40 +133,31 @@ def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: s
 # -- stale values ------------------------------------------------------------------------------------------------------
 
 
-def after_a_step(
-    rank: int, read: Callable[[AwkwardNet, OverlappedDistributedOptimizer, Batch], Any]
-) -> tuple[Any, Any]:
+def after_a_step(rank: int, read: Callable[[Any, OverlappedDistributedOptimizer], Any]) -> tuple[Any, Any]:
     """What is read right after a step on a slow network, and what is right."""
-    batch = dataclasses.replace(make_steps(1, 1)[0][0], rare=True)
     with watched_collectives(late=True):
-        net, optimizer, mesh = make()
-        train(net, optimizer, mesh, make_steps(2, 2))
+        net, optimizer = make()
+        train(net, optimizer, range(2), 2)
         optimizer.begin_step(1)
-        net.loss_sum(batch).backward()
+        net(0).backward()
         optimizer.end_micro_batch()
         optimizer.step(lr=0.1)
-        found = read(net, optimizer, batch)
+        found = read(net, optimizer)
         optimizer.wait_parameters()
-        return found, read(net, optimizer, batch)
+        return found, read(net, optimizer)
 
 
-def evaluated(net: AwkwardNet, _: object, batch: Batch) -> torch.Tensor:
-    net.eval()
-    with torch.no_grad():
-        return net(batch.words, rare=True)
-
-
-def all_values(net: AwkwardNet) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
+def all_values(net: Any) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in weights_of(net).values()])
 
 
 READ: dict[str, Callable[..., torch.Tensor]] = {
-    "evaluation": evaluated,
-    "state dict": lambda net, *_: torch.cat([value.flatten() for value in net.state_dict().values()]).clone(),
-    "part of a state dict": lambda net, *_: net.first.state_dict()["scale"].clone(),
-    "parameter of a module with children": lambda net, *_: net.first(torch.ones(1, 5, dtype=F64)).detach(),
-    "export": lambda net, optimizer, _: (optimizer.wait_parameters(), all_values(net))[1],
-    "without a wait": lambda net, *_: all_values(net),  # the slow network would show stale values
+    "evaluation": torch.no_grad()(lambda net, _: net.eval()(0)),
+    "state dict": lambda net, _: torch.cat([value.flatten() for value in net.state_dict().values()]).clone(),
+    "part of a state dict": lambda net, _: net.first.state_dict()["scale"].clone(),
+    "parameter of a module with children": lambda net, _: net.first(torch.ones(1, 5, dtype=F64)).detach(),
+    "export": lambda net, optimizer: (optimizer.wait_parameters(), all_values(net))[1],
+    "without a wait": lambda net, _: all_values(net),  # the slow network would show stale values
 }
 
 
@@ -206,7 +191,7 @@ def test_a_parameter_used_from_outside_its_module_is_never_stale(run_ranks: RunR
     """No hook can tell when it is used, so the first step finds out that it is."""
 
     def job(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        net, optimizer, _mesh = make()
+        net, optimizer = make()
         with watched_collectives(late=True):
             for _ in range(2):
                 (net.unused.weight.sum() + net.last(torch.ones(1, 7, dtype=F64)).sum()).backward()
@@ -220,8 +205,8 @@ def test_a_parameter_used_from_outside_its_module_is_never_stale(run_ranks: RunR
 
 def test_values_that_the_model_is_given_are_those_that_are_trained(run_ranks: RunRanks) -> None:
     def job(rank: int) -> torch.Tensor:
-        net, optimizer, mesh = make(torch.bfloat16)
-        train(net, optimizer, mesh, make_steps(2, 2))
+        net, optimizer = make(torch.bfloat16)
+        train(net, optimizer, range(2), 2)
         net.load_state_dict({name: torch.full_like(value, 3.0) for name, value in net.state_dict().items()})
         optimizer.step(lr=0.0)
         optimizer.wait_parameters()

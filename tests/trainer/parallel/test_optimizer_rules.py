@@ -18,11 +18,10 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.guards import SpikeGuard
 from energon_lite.trainer.training.step import launch_step, train_step
 from tests.testing import nightly_but
-from tests.trainer.parallel.awkward_net import AwkwardNet, make_steps, train
-from tests.trainer.parallel.late_collectives import patched
+from tests.trainer.parallel.late_collectives import noted
+from tests.trainer.parallel.nets import make, make_net
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, own
-from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, make_steps, own
 
 CONFIG = OptimizerConfig(bucket_size=60)
 BOTH = pytest.mark.parametrize("reduce", ["last", "every"])
@@ -34,25 +33,23 @@ def test_partial_sums_are_one_collective_over_slices(run_ranks: RunRanks, reduce
     micro-batch, but one for all of them, of what data-parallel ranks have left of it."""
 
     def job(rank: int) -> tuple[list[tuple[bool, int]], int]:
-        mesh, net = build_mesh(dp=2, tp=2), AwkwardNet(sum_over=("tp",))
+        mesh, net = build_mesh(dp=2, tp=2), make_net("awkward")
+        for p in net.parameters():
+            p.parallel_layout = ParameterLayout(tuple(p.shape), sum_over=("tp",))  # type: ignore[attr-defined]
         optimizer = OverlappedDistributedOptimizer(net, mesh, dataclasses.replace(CONFIG, reduce=reduce))
-        train(net, optimizer, mesh, make_steps(2, 8), spread=("dp", "tp"))
         sent: list[tuple[bool, int]] = []
 
-        def watch(_: str, all_reduce: Any) -> Any:
-            def call(tensor: torch.Tensor, *args: Any, group: Any = None, **how: Any) -> Any:
-                sent.append((group is mesh.group("tp"), tensor.numel()))
-                return all_reduce(tensor, *args, group=group, **how)
+        def note(_: str, args: Any, how: Any) -> None:
+            sent.append((how.get("group") is mesh.group("tp"), args[0].numel()))
 
-            return call
-
-        batches = make_steps(1, 8)[0][rank::4]
-        with patched(watch, (dist, ["all_reduce"])):
-            optimizer.begin_step(2)
-            for batch in batches:
-                net.loss_sum(batch).backward()
-                optimizer.end_micro_batch()
-            optimizer.step(lr=0.1)
+        with noted(note, (dist, ["all_reduce"])):
+            for step in range(3):
+                sent.clear()
+                optimizer.begin_step(2)
+                for seed in range(8 * step, 8 * step + 8)[rank::4]:
+                    net(seed).backward()
+                    optimizer.end_micro_batch()
+                optimizer.step(lr=0.1)
         return sent, sum(bucket.values.numel() for bucket in optimizer._queue)
 
     for sent, size in run_ranks(4, job):
@@ -70,25 +67,21 @@ def test_bytes_on_the_wire_are_those_of_the_formula(run_ranks: RunRanks, reduce:
         model = LlamaModel(config, mesh)
         settings = OptimizerConfig(reduce=reduce, bucket_size=9000)
         optimizer = OverlappedDistributedOptimizer(model, mesh, settings)
-        steps = make_llama_steps(("text",) * 6)
+        steps = make_steps(("text",) * 6)
         train_step(model, optimizer, steps[0][rank::2], mesh, lr=0.01)
-        sent = {"gathered": 0, "reduced": 0}
+        sent = {"all_gather": 0, "reduce_scatter": 0}
 
-        def watch(_: str, collective: Any) -> Any:
-            def call(out: torch.Tensor, given: torch.Tensor, **how: Any) -> Any:
-                sent["gathered" if out.nbytes > given.nbytes else "reduced"] += max(out.nbytes, given.nbytes)
-                return collective(out, given, **how)
+        def note(name: str, args: Any, _: object) -> None:
+            sent[name] += max(tensor.nbytes for tensor in args)
 
-            return call
-
-        with patched(watch, (collectives, ["reduce_scatter", "all_gather"])):
+        with noted(note, (collectives, [*sent])):
             train_step(model, optimizer, steps[1][rank::2], mesh, lr=0.01)
         return sent, sum(p.numel() for p in model.parameters())
 
     rounds = 1 if reduce == "last" else 3
     for sent, parameters in run_ranks(2, job):
-        assert sent["reduced"] == pytest.approx(4 * rounds * parameters, rel=0.05)
-        assert sent["gathered"] == pytest.approx(2 * parameters, rel=0.05)
+        assert sent["reduce_scatter"] == pytest.approx(4 * rounds * parameters, rel=0.05)
+        assert sent["all_gather"] == pytest.approx(2 * parameters, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +95,7 @@ def test_many_small_gradients_add_up(run_ranks: RunRanks, reduce: str, grad_dtyp
     """In bfloat16 256 + 1 is 256. Only who asks for it gets that; what is owned is added up in float32 even then."""
 
     def job(rank: int) -> float:
-        net = AwkwardNet(torch.bfloat16)
-        settings = dataclasses.replace(CONFIG, reduce=reduce, grad_dtype=grad_dtype)
-        optimizer = OverlappedDistributedOptimizer(net, build_mesh(), settings)
+        net, optimizer = make(torch.bfloat16, reduce=reduce, grad_dtype=grad_dtype)
         for _ in range(2):  # the first step reduces all at once
             optimizer.begin_step(300)
             for _ in range(300):
@@ -114,35 +105,27 @@ def test_many_small_gradients_add_up(run_ranks: RunRanks, reduce: str, grad_dtyp
         return norm
 
     for norm in run_ranks(2, job):
-        assert norm == pytest.approx(2 * added_up * 13**0.5, rel=1e-6)  # two ranks, thirteen ones
+        assert norm == pytest.approx(2 * added_up * 29**0.5, rel=1e-6)  # two ranks, as many ones as words
 
 
 def test_optimizers_may_take_turns_within_a_step(run_ranks: RunRanks) -> None:
     """Several models in a process, as a teacher and a student: nothing of one is in the other."""
-    steps = make_steps(3, 4)
 
     def job(rank: int) -> tuple[list[list[float]], list[float]]:
-        mesh = build_mesh()
-
-        def pair() -> tuple[AwkwardNet, OverlappedDistributedOptimizer]:
-            net = AwkwardNet(torch.float64)
-            return net, OverlappedDistributedOptimizer(net, mesh, dataclasses.replace(CONFIG, reduce="every"))
-
-        def go(pairs: list[tuple[AwkwardNet, OverlappedDistributedOptimizer]]) -> list[list[float]]:
+        def go(*pairs: tuple[Any, OverlappedDistributedOptimizer]) -> list[list[float]]:
             norms = []
-            for batches in steps:
+            for step in range(3):
                 for _, optimizer in pairs:
                     optimizer.begin_step(2)
-                for batch in batches[rank::2]:
+                for seed in range(4 * step, 4 * step + 4)[rank::2]:
                     for net, optimizer in pairs:
-                        if len(batch.words):
-                            net.loss_sum(batch).backward()
+                        net(seed).backward()
                         optimizer.end_micro_batch()
                 norms.append([optimizer.step(lr=0.1) for _, optimizer in pairs])
             return norms
 
-        together = go([pair(), pair()])
-        return together, [norms[0] for norms in go([pair()])]
+        together = go(make(reduce="every"), make(reduce="every"))
+        return together, [norms[0] for norms in go(make(reduce="every"))]
 
     for together, alone in run_ranks(2, job):
         assert together == [[norm, norm] for norm in alone]
@@ -199,18 +182,14 @@ def logs_of_steps(layout: Layout, settings: OptimizerConfig, *, apart: bool = Tr
     spikes = SpikeGuard(9.0, 4, mesh)
     names: dict[Any, str] = {None: "world"} | {group: name for name, group in mesh.process_groups.items()}
     names[mesh.data_group] = "optimizer"
-    steps = [own(step, mesh) for step in make_llama_steps(("text", "packed", "mixed", "packed image"))[:3]]
+    steps = [own(step, mesh) for step in make_steps(("text", "packed", "mixed", "packed image"))[:3]]
     launch_step(model, optimizer, steps[0], mesh, lr=1e-3, spikes=spikes)
     logs: Logs = {}
 
-    def note(name: str, call: Any) -> Any:
-        def launch(*args: Any, **how: Any) -> Any:
-            logs.setdefault(names.get(how.get("group"), "?"), []).append(name)
-            return call(*args, **how)
+    def note(name: str, _: object, how: Any) -> None:
+        logs.setdefault(names.get(how.get("group"), "?"), []).append(name)
 
-        return launch
-
-    with patched(note, *CALLS):
+    with noted(note, *CALLS):
         for step in steps[1:]:
             launch_step(model, optimizer, step, mesh, lr=1e-3, spikes=spikes)
     return logs, len(optimizer._queue)

@@ -20,30 +20,14 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from tests.testing import nightly_but
-from tests.trainer.optimizer.test_as_torchs import backward, make_net
-from tests.trainer.parallel.awkward_net import (
-    CONFIG,
-    F32,
-    F64,
-    AwkwardNet,
-    config,
-    make,
-    make_steps,
-    serial_run,
-    train,
-    unlike,
-)
+from tests.trainer.optimizer import test_as_torchs
+from tests.trainer.optimizer.test_as_torchs import backward
+from tests.trainer.parallel.nets import CONFIG, F32, F64, make, make_net, serial, train, weights_of
 from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import assert_same
 
 STEPS = 20
-
-
-def assert_close(run: PlainRun, serial: PlainRun, dtype: torch.dtype) -> None:
-    found = unlike(run, serial)
-    limits = {"losses": 1e-6, "norms": 1e-6, "parameters": 1e-5}
-    for what, difference in found.items():
-        assert difference <= (1e-12 if dtype == torch.float64 else limits[what]), (what, found)
 
 
 # -- equal to one process ----------------------------------------------------------------------------------------------
@@ -63,23 +47,17 @@ def run_cases(world: int, cases: list[Case], run_ranks: RunRanks) -> None:
     def job(rank: int) -> list[PlainRun]:
         runs = []
         for dtype, reduce, bucket_size, algorithm, micro_batches in cases:
-            net, optimizer, mesh = make(dtype, reduce=reduce, bucket_size=bucket_size, algorithm=algorithm)
-            runs.append(train(net, optimizer, mesh, make_steps(STEPS, world * micro_batches)))
+            net, optimizer = make(dtype, reduce=reduce, bucket_size=bucket_size, algorithm=algorithm)
+            runs.append(train(net, optimizer, range(STEPS), world * micro_batches))
         return runs
 
-    by_rank = run_ranks(world, job, timeout=900.0)
-    serials: dict[tuple[torch.dtype, str, int], PlainRun] = {}
-    for runs in by_rank:
-        for run, first, case in zip(runs, by_rank[0], cases, strict=True):
-            key = case[0], case[3], case[4]
-            if key not in serials:
-                steps = make_steps(STEPS, world * case[4])
-                serials[key] = serial_run(steps, case[0], config(algorithm=case[3]))
-            serial = serials[key]
-            assert max(serial.norms) > CONFIG.clip > min(serial.norms), "clipping was not tested"
-            assert_close(run, serial, case[0])
-            assert run.losses == first.losses and run.norms == first.norms
-            assert all(torch.equal(run.weights[name], first.weights[name]) for name in run.weights)
+    for (dtype, _, _, algorithm, micro_batches), runs in zip(
+        cases, zip(*run_ranks(world, job, timeout=900.0), strict=True), strict=True
+    ):
+        settings = dataclasses.replace(CONFIG, algorithm=algorithm)
+        expected = serial(make_net("awkward", dtype=dtype), STEPS, world * micro_batches, settings)
+        assert max(expected.norms) > CONFIG.clip > min(expected.norms), "clipping was not tested"
+        assert_same(runs, expected, 1e-13 if dtype == F64 else 1e-6)
 
 
 @pytest.mark.parametrize("world", CASES)
@@ -104,7 +82,7 @@ def test_bfloat16_has_master_values_in_float32(run_ranks: RunRanks, reduce: str,
     """Updates far below the precision of bfloat16 add up."""
 
     def job(rank: int) -> tuple[float, float]:
-        net, optimizer, _mesh = make(torch.bfloat16, reduce=reduce, grad_dtype=grad_dtype, weight_decay=0.0, clip=0.0)
+        net, optimizer = make(torch.bfloat16, reduce=reduce, grad_dtype=grad_dtype, weight_decay=0.0, clip=0.0)
         start = net.head_bias.detach().clone()
         for _ in range(64):
             optimizer.begin_step(1)
@@ -126,11 +104,9 @@ def test_the_first_step_shows_the_true_order(run_ranks: RunRanks) -> None:
     """Buckets leave in the order of their last gradients; those with a parameter without any are the last."""
 
     def job(rank: int) -> tuple[list[list[str]], list[list[str]]]:
-        net, optimizer, mesh = make(bucket_size=30)
+        net, optimizer = make(bucket_size=30)
         expected = [[slot.name for slot in bucket.slots] for bucket in optimizer._queue]
-        # Only the second rank uses what is rare, and only in its first micro-batch.
-        batches = [dataclasses.replace(batch, rare=number == 1) for number, batch in enumerate(make_steps(1, 4)[0])]
-        train(net, optimizer, mesh, [batches])
+        train(net, optimizer, range(2, 3), 4)  # only the second rank uses what is rare: in micro-batch 9, its first
         return expected, [[slot.name for slot in bucket.slots] for bucket in optimizer._queue]
 
     runs = run_ranks(2, job)
@@ -151,15 +127,13 @@ def test_the_first_step_shows_the_true_order(run_ranks: RunRanks) -> None:
 
 @pytest.mark.parametrize("reduce", ["last", "every"])
 def test_a_gradient_too_many_is_an_error_and_not_lost(run_ranks: RunRanks, reduce: str) -> None:
-    batch = make_steps(1, 1)[0][0]
-
     def job(rank: int) -> str:
-        net, optimizer, mesh = make(reduce=reduce)
-        train(net, optimizer, mesh, make_steps(1, 2))
+        net, optimizer = make(reduce=reduce)
+        train(net, optimizer, range(1), 2)
         optimizer.begin_step(1)
-        net.loss_sum(batch).backward()
+        net(0).backward()
         with pytest.raises(UsageError) as caught:
-            net.loss_sum(batch).backward()
+            net(0).backward()
         return str(caught.value)
 
     assert all("after its bucket was reduced" in text for text in run_ranks(2, job))
@@ -167,7 +141,7 @@ def test_a_gradient_too_many_is_an_error_and_not_lost(run_ranks: RunRanks, reduc
 
 def test_a_micro_batch_too_few_is_an_error(run_ranks: RunRanks) -> None:
     def job(rank: int) -> None:
-        _net, optimizer, _mesh = make()
+        _, optimizer = make()
         optimizer.begin_step(2)
         optimizer.end_micro_batch()
         with pytest.raises(UsageError, match="1 of 2 micro-batches ended"):
@@ -179,16 +153,15 @@ def test_a_micro_batch_too_few_is_an_error(run_ranks: RunRanks) -> None:
 @pytest.mark.parametrize(("at", "fewer"), [(2, 1), (3, 0)])
 def test_with_reduce_every_they_are_told_in_any_step(run_ranks: RunRanks, at: int, fewer: int) -> None:
     """A rank that has one more would reduce it together with what the others do next."""
-    steps = make_steps(4, 4)
 
     def job(rank: int) -> tuple[str, int]:
-        net, optimizer, _mesh = make(reduce="every")
+        net, optimizer = make(reduce="every")
         with pytest.raises(UsageError) as caught:
-            for number, batches in enumerate(steps, 1):
-                mine = batches[rank::2][: fewer if number == at and rank == 0 else 2]
+            for number in range(1, 5):
+                mine = range(2)[: fewer if number == at and rank == 0 else 2]
                 optimizer.begin_step(len(mine))
-                for batch in mine:
-                    net.loss_sum(batch).backward()
+                for seed in mine:
+                    net(seed).backward()
                     optimizer.end_micro_batch()
                 optimizer.step(lr=0.0)
         return str(caught.value), number
@@ -208,17 +181,16 @@ CLIPS: dict[str, Callable[[torch.nn.Module], object]] = {
 @pytest.mark.parametrize("world", [1, 2])
 def test_gradients_that_are_not_there_are_not_clipped_in_silence(run_ranks: RunRanks, world: int) -> None:
     """Whoever asks for them is told; whoever does not, trains as ever."""
-    steps = make_steps(4, 4)
 
     def norms(rank: int, reduce: str, promised: bool, clip: Callable[[torch.nn.Module], object] | None) -> list[float]:
-        net, optimizer, _mesh = make(reduce=reduce)
+        net, optimizer = make(reduce=reduce)
         found = []
-        for batches in steps:
-            mine = batches[rank::world]
+        for step in range(4):
+            mine = range(4 * step, 4 * step + 4)[rank::world]
             if promised:
                 optimizer.begin_step(len(mine))
-            for batch in mine:
-                net.loss_sum(batch).backward()
+            for seed in mine:
+                net(seed).backward()
                 if promised:
                     optimizer.end_micro_batch()
             if clip is not None:
@@ -246,43 +218,41 @@ def test_gradients_that_are_not_there_are_not_clipped_in_silence(run_ranks: RunR
 @pytest.mark.parametrize("algorithm", ["adamw", "muon"])
 def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(run_ranks: RunRanks, algorithm: str) -> None:
     def job(rank: int) -> tuple[float, int, bool, float]:
-        net, optimizer, mesh = make(F32, clip=1.0, algorithm=algorithm)
-        train(net, optimizer, mesh, make_steps(2, 2))
-        before = {name: value.clone() for name, value in net.state_dict().items()}
+        net, optimizer = make(F32, clip=1.0, algorithm=algorithm)
+        before = train(net, optimizer, range(2), 2).weights
         state = [tensor.clone() for shard in optimizer.shards() for tensor in shard.tensors.values()]
         (net.head_bias.sum() * (float("inf") if rank == 1 else 1.0)).backward()
         norm = optimizer.step(lr=0.1)
-        kept = all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
         now = [tensor for shard in optimizer.shards() for tensor in shard.tensors.values()]
-        kept = kept and all(map(torch.equal, state, now))
+        kept = all(map(torch.equal, [*before.values(), *state], [*weights_of(net).values(), *now]))
         updates = optimizer.updates
         net.head_bias.sum().backward()
         return norm, updates, kept, optimizer.step(lr=0.1)
 
     for norm, updates, kept, following in run_ranks(2, job):
         assert norm == float("inf") and updates == 2 and kept
-        assert following == pytest.approx(2 * 13**0.5, rel=1e-6)  # two ranks, thirteen ones
+        assert following == pytest.approx(2 * 29**0.5, rel=1e-6)  # two ranks, as many ones as words
 
 
 def test_a_model_has_one_optimizer_at_a_time(run_ranks: RunRanks) -> None:
     """Of two, one would get no gradients. When one is closed, the next goes on with the values that it left."""
 
     def job(rank: int) -> tuple[PlainRun, PlainRun, bool]:
-        begin, go_on = make_steps(2, 2), make_steps(3, 2, seed=4)
-        net, first, mesh = make()
-        train(net, first, mesh, begin)
-        second = OverlappedDistributedOptimizer(net, mesh, CONFIG)
+        net, first = make()
+        train(net, first, range(2), 2)
+        second = OverlappedDistributedOptimizer(net, first.mesh, CONFIG)
         with pytest.raises(UsageError, match="another optimizer has the same parameters"):
-            train(net, second, mesh, begin)
+            train(net, second, range(2), 2)
         second.close()
         first.close()
         gone = weakref.ref(first)
         del first
         gc.collect()
-        fresh, optimizer, _ = make(mesh=mesh)
+        fresh, optimizer = make()
         fresh.load_state_dict(net.state_dict())
-        expected = train(fresh, optimizer, mesh, go_on)
-        return train(net, OverlappedDistributedOptimizer(net, mesh, CONFIG), mesh, go_on), expected, gone() is None
+        expected = train(fresh, optimizer, range(2, 5), 2)
+        again = OverlappedDistributedOptimizer(net, optimizer.mesh, CONFIG)
+        return train(net, again, range(2, 5), 2), expected, gone() is None
 
     for run, expected, freed in run_ranks(2, job):
         assert run.losses == expected.losses and run.norms == expected.norms and run.losses[0] != run.losses[1]
@@ -291,20 +261,19 @@ def test_a_model_has_one_optimizer_at_a_time(run_ranks: RunRanks) -> None:
 
 def test_hooks_outlive_the_garbage_collector(run_ranks: RunRanks) -> None:
     def job(rank: int) -> float:
-        net, optimizer, _mesh = make()
+        net, optimizer = make()
         gc.collect()
         net.head_bias.sum().backward()
         gc.collect()
         net.head_bias.sum().backward()
         return optimizer.step(lr=0.0)
 
-    assert run_ranks(1, job) == [pytest.approx(2 * 13**0.5, rel=1e-12)]
+    assert run_ranks(1, job) == [pytest.approx(2 * 29**0.5, rel=1e-12)]
 
 
 def test_model_of_frozen_parameters_only(run_ranks: RunRanks) -> None:
     def job(rank: int) -> float:
-        net = AwkwardNet()
-        net.requires_grad_(False)
+        net = make_net("awkward").requires_grad_(False)
         optimizer = OverlappedDistributedOptimizer(net, build_mesh(), CONFIG)
         return optimizer.step(lr=0.1)
 
@@ -318,7 +287,7 @@ def test_the_state_of_two_ranks_is_that_of_one(run_ranks: RunRanks) -> None:
     config = OptimizerConfig(clip=0.5, bucket_size=30)
 
     def train(rank: int, world: int, state: Any, numbers: range) -> Any:
-        net = make_net([5, 7, 3], torch.bfloat16)
+        net = test_as_torchs.make_net([5, 7, 3], torch.bfloat16)
         optimizer = OverlappedDistributedOptimizer(net, build_mesh(), config)
         if state is not None:
             net.load_state_dict(state[0])

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from energon_lite import Batch, TaskEncoder, edataclass
@@ -23,6 +22,7 @@ from energon_lite.trainer import LossSums, Trainer, TrainerConfig, latest_checkp
 from energon_lite.trainer.checkpointing.tensors import CheckpointReader
 from examples.own_models import contrastive, preferences, speech
 from tests.testing import errors_of, nightly_but
+from tests.trainer.parallel.nets import F32, make_net
 from tests.trainer.parallel.plain_loop import run_by_hand
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import SmallRuns, disturb_steps, make_config, metrics, run_part
@@ -249,59 +249,13 @@ def test_hooks_see_each_step_and_add_to_each_evaluation(runs: SmallRuns) -> None
 
 # -- random runs -------------------------------------------------------------------------------------------------------
 
-WORDS, WIDTH = 11, 6
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-@edataclass
-class Words(Batch):
-    words: torch.Tensor
-    following: torch.Tensor
-
-    @property
-    def loss_tokens(self) -> int:
-        return int((self.following >= 0).sum())
-
-
-class WordsEncoder(TaskEncoder):
-    """Rows of as many words as their text says; a row of one word has no term in the loss."""
-
-    def batch(self, samples: list[Any]) -> Words:
-        rows = torch.full((len(samples), 9), -1)
-        for row, sample in zip(rows, samples, strict=True):
-            number = int(sample["json"]["text"])
-            count = 1 + number % 8
-            row[:count] = torch.arange(count).mul(number + 1).add(number) % WORDS
-        return Words.from_samples(samples, words=rows[:, :-1], following=rows[:, 1:])
-
-
-class Net(nn.Module):
-    """A tied table, a layer that is used twice, a frozen one, one that is never used, and a scalar."""
-
-    def __init__(self, dtype: torch.dtype, *, tied: bool, frozen: bool, layers: int):
-        super().__init__()
-        self.table = nn.Embedding(WORDS, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=not tied)
-        if tied:
-            self.head.weight = self.table.weight
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        self.norm, self.unused, self.scale = nn.LayerNorm(WIDTH), nn.Linear(3, 5), nn.Parameter(torch.tensor(1.5))
-        self.mixer = nn.Conv1d(WIDTH, WIDTH, 3, groups=2)
-        self.to(dtype)
-        self.layers[0].requires_grad_(not frozen)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.table(words.clamp(min=0))
-        for layer in [*self.layers, self.layers[-1]]:
-            x = x + torch.tanh(layer(self.norm(x))) * self.scale
-        return self.head(x + self.mixer(F.pad(x.mT, (2, 0))).mT)
-
-
-def cross_entropy(model: nn.Module, batch: Words) -> LossSums:
-    logits, right = model(batch.words), batch.following >= 0
-    logits = logits.double() if logits.dtype == torch.float64 else logits.float()
-    losses = F.cross_entropy(logits[right], batch.following[right], reduction="sum")
-    return LossSums(losses, right.sum())
+def of_seeds(net: nn.Module, batch: Numbers) -> LossSums:
+    """Each number is a seed of the net."""
+    losses = [net(int(seed)).to(torch.promote_types(net.head_bias.dtype, F32)) for seed in batch.value]
+    return LossSums(torch.stack(losses).sum(), len(losses))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,11 +264,9 @@ class Case:
 
     number: int
 
-    def parts(self) -> tuple[dict[str, Any], dict[str, Any], int, list[tuple[int, int]]]:
-        """The net, the optimizer, micro-batches of a step, and the parts of the run: their last step and ranks."""
+    def parts(self) -> tuple[dict[str, Any], int, list[tuple[int, int]]]:
+        """The optimizer, micro-batches of a step, and the parts of the run: their last step and ranks."""
         draw = random.Random(self.number)
-        net = {"dtype": DTYPES[self.number % 3], "tied": draw.random() < 0.5, "frozen": draw.random() < 0.5}
-        net["layers"] = draw.randint(1, 4)
         optimizer = {
             **{"lr": 3e-2, "warmup": draw.randint(0, 3), "eps": 1e-4, "clip": draw.choice([0.0, 0.3, 2.0])},
             **{"bucket_size": draw.choice([20, 50, 10_000]), "reduce": draw.choice(["last", "every"])},
@@ -324,19 +276,18 @@ class Case:
         count = draw.randint(1, 5)
         ranks = [size for size in (1, 2, 3) if count % size == 0]
         stops = [*sorted(draw.sample(range(1, STEPS), draw.randint(0, 2))), STEPS]
-        return net, optimizer, count, [(stop, draw.choice(ranks)) for stop in stops]
+        return optimizer, count, [(stop, draw.choice(ranks)) for stop in stops]
 
     def config(self, data: Path, output: Path) -> TrainerConfig:
-        _, optimizer, count, _ = self.parts()
+        optimizer, count, _ = self.parts()
         rows = {"micro_batch_size": 2, "micro_batches_per_step": count}
         return make_config(data, output, seed=self.number, data=rows, optimizer=optimizer, steps=STEPS, save_every=1)
 
     def seam(self) -> dict[str, Any]:
         def make_model(config: TrainerConfig, mesh: Any) -> nn.Module:
-            torch.manual_seed(config.seed)
-            return Net(**self.parts()[0])
+            return make_net("awkward", config.seed, DTYPES[self.number % 3])
 
-        return {"make_model": make_model, "loss": cross_entropy, "task_encoder": WordsEncoder()}
+        return {"make_model": make_model, "loss": of_seeds, "task_encoder": NumbersEncoder()}
 
     def run(self, config: TrainerConfig, until: int) -> list[torch.Tensor]:
         """The parameters after the steps up to ``until``, which end as by a signal."""
@@ -350,17 +301,16 @@ FAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 @pytest.mark.parametrize("number", nightly_but({0, 1, 2}, range(30)))
-def test_a_run_in_parts_on_any_ranks_is_a_plain_loop(run_ranks: RunRanks, tmp_path: Path, number: int) -> None:
-    data, case = tmp_path / "numbers.jsonl", Case(number)
-    data.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(30)))
-    config = case.config(data, tmp_path / "run")
+def test_a_run_in_parts_on_any_ranks_is_a_plain_loop(runs: SmallRuns, number: int) -> None:
+    case, run_ranks = Case(number), runs.run_ranks
+    config = case.config(runs.folder / "lines", runs.folder / "run")
     ((expected, _),) = run_ranks(1, lambda rank: run_by_hand(config, case.seam()))
     for stop, ranks in case.parts()[-1]:
         made = run_ranks(ranks, lambda rank, stop=stop: case.run(config, stop))
     for weights in made:
         for one, other in zip(weights, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=FAR[one.dtype])
-    again = case.config(data, tmp_path / "again")
+    again = case.config(runs.folder / "lines", runs.folder / "again")
     ranks = case.parts()[-1][-1][1]
     if all(each == ranks for _, each in case.parts()[-1]):
         whole = run_ranks(ranks, lambda rank: case.run(again, STEPS))[0]

@@ -1,4 +1,5 @@
-"""Every layout of ranks makes the run that one plain process makes, whatever the model and the optimizer are told.
+"""Every layout of ranks makes the run that one process makes with transformers' model and torch's optimizer, from the
+same weights, whatever the model and the optimizer are told.
 
 Six layouts are tried each time, with each value of each setting; all pairs of values at night.
 """
@@ -24,11 +25,12 @@ from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
 from tests.trainer.models.by_documents import BY_DOCUMENTS
-from tests.trainer.parallel import plain_llama
-from tests.trainer.parallel.plain_llama import Rows, Weights
+from tests.trainer.parallel import their_model
 from tests.trainer.parallel.plain_loop import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.their_model import Rows, Weights
 
+pytestmark = pytest.mark.usefixtures("models")
 BASE = ModelConfig(
     hidden_size=32,
     num_layers=4,
@@ -176,14 +178,15 @@ def train_on(
     return Run(losses, norms, gathered(model, mesh), start, [result.tokens for result in results])
 
 
-def assert_same(runs: list[Run], plain: PlainRun, tolerance: float) -> None:
-    """Losses and norms, relative to what is above one, and weights."""
+def assert_same(runs: list[Run], other: PlainRun, tolerance: float) -> None:
+    """Losses and norms, relative to what is above one, and weights, but for rows of padding that the other has not."""
     for run in runs:
-        torch.testing.assert_close(run.losses, plain.losses, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(run.norms, plain.norms, rtol=tolerance, atol=tolerance)
-        assert run.weights.keys() == plain.weights.keys()
+        torch.testing.assert_close(run.losses, other.losses, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(run.norms, other.norms, rtol=tolerance, atol=tolerance)
+        assert run.weights.keys() == other.weights.keys()
         for name, weight in run.weights.items():
-            torch.testing.assert_close(weight, plain.weights[name], rtol=0, atol=tolerance)
+            expected = other.weights[name]
+            torch.testing.assert_close(weight[tuple(map(slice, expected.shape))], expected, rtol=0, atol=tolerance)
     # What ranks hold in common they hold to the last bit: a rounding error that differs would grow.
     for run in runs[1:]:
         assert run.losses == runs[0].losses and run.norms == runs[0].norms
@@ -216,8 +219,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "tie_embeddings": (False, True),
     "num_kv_heads": (4, 8),
     "head_dim": (None, 6),
-    "qkv_bias": (False, True),
-    "qk_norm": (True, False),
+    "traits": ({"qk_norm": True}, {}, {"qkv_bias": True}),
     "sliding_window": (None, 3, 30),
     "rope_scaling": (None, RopeScaling(4.0, 0.1, 1.5, 6)),
     "recompute": ("none", "selective", "full"),
@@ -259,31 +261,31 @@ def pairwise() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", daily(), ids=lambda case: str(case["layout"]))
-def test_six_layouts_make_the_plain_run(run_ranks: RunRanks, case: Case) -> None:
+def test_six_layouts_make_their_run(run_ranks: RunRanks, case: Case) -> None:
     check(run_ranks, case)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", range(18))
-def test_all_pairs_of_settings_make_the_plain_run(run_ranks: RunRanks, share: int) -> None:
+def test_all_pairs_of_settings_make_their_run(run_ranks: RunRanks, share: int) -> None:
     for case in pairwise()[share::18]:
         check(run_ranks, case)
 
 
 def check(run_ranks: RunRanks, case: Case) -> None:
-    told, layout, frozen = dict(case), case["layout"], case["frozen"]
+    told, layout, frozen = case | case["traits"], case["layout"], case["frozen"]
     steps = make_steps(case["kinds"], steps=case["steps"])
     settings = dataclasses.replace(OPTIMIZER, **{name: told[name] for name in ("reduce", "bucket_size", "algorithm")})
     config = dataclasses.replace(BASE, **{name: told[name] for name in told if hasattr(BASE, name)})
     start = {name: p.detach() for name, p in LlamaModel(config, ParallelMesh(), seed=5).named_parameters()}
     runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, frozen, settings))
     assert all(torch.equal(weight, start[name]) for name, weight in runs[0].start.items()), "another start than alone"
-    assert_same(runs, plain_run_in_child(run_ranks, config, start, steps, frozen, settings), 1e-12)
+    assert_same(runs, their_run_in_child(run_ranks, config, start, steps, frozen, settings), 1e-12)
     assert runs[0].tokens == [sum(int(rows.loss_mask.sum()) for rows in step) for step in steps]
     assert max(runs[0].norms) > OPTIMIZER.clip > 0, "clipping was not tested"
 
 
-def plain_run_in_child(
+def their_run_in_child(
     run_ranks: RunRanks,
     config: ModelConfig,
     start: Weights,
@@ -292,7 +294,7 @@ def plain_run_in_child(
     settings: OptimizerConfig = OPTIMIZER,
 ) -> PlainRun:
     """Away from the test process: where there is a GPU, a process that has run autograd must not fork any more."""
-    run: PlainRun = run_ranks(1, lambda rank: plain_llama.train(start, config, steps, settings, frozen))[0]
+    run: PlainRun = run_ranks(1, lambda rank: their_model.train(start, config, steps, settings, frozen))[0]
     return run
 
 
@@ -313,4 +315,4 @@ def test_all_axes_at_once(run_ranks: RunRanks) -> None:
     layout = Layout(tp=2, cp=2, dp=2, pp=2, sp=True)
     steps = make_steps(("mixed", "text", "empty", "packed image", "text", "empty"))[:2]
     runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=EVERY))
-    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)
+    assert_same(runs, their_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)

@@ -15,14 +15,15 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import Action, pipeline_order, run_pipeline
 from energon_lite.trainer.training.step import evaluate
 from tests.testing import nightly_but
-from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
+from tests.trainer.parallel.test_parity import BASE, Layout, make_rows, make_steps, own, their_run_in_child
+from tests.trainer.parallel.their_model import Rows
 from tests.trainer.training.host_reads import host_reads
 
 TEXT = dataclasses.replace(BASE, image_size=0)
 
 
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
     "layout",
     nightly_but(
@@ -53,9 +54,9 @@ def test_evaluation_is_the_mean_over_all_tokens(run_ranks: RunRanks, layout: Lay
     assert found == [found[0]] * layout.world
     loss, tokens = found[0]
     start = run_ranks(1, lambda rank: dict(LlamaModel(BASE, build_mesh(), seed=5).state_dict()))[0]
-    plain = plain_run_in_child(run_ranks, BASE, start, [batches])
+    theirs = their_run_in_child(run_ranks, BASE, start, [batches])
     assert tokens == sum(int(rows.loss_mask.sum()) for rows in batches)
-    assert loss == pytest.approx(plain.losses[0], abs=1e-10)
+    assert loss == pytest.approx(theirs.losses[0], abs=1e-10)
 
 
 @pytest.mark.parametrize(("pp", "virtual"), nightly_but({0, 1}, [(4, 1), (2, 2), (3, 1)]))

@@ -20,7 +20,7 @@ MODULE = """
 import torch
 from energon_lite import Cooker, TaskEncoder, TextSample, basic_sample_keys, cooker
 from energon_lite.batching import TokenSequence, next_token_pairs
-from energon_lite import pack_sequences, pad_sequences
+from energon_lite import pad_sequences
 
 @cooker
 def cook(sample):
@@ -29,8 +29,8 @@ def cook(sample):
 class Own(TaskEncoder):
     cookers = [Cooker(cook)]
 
-    def __init__(self, tokenizer, packed, training, mistake=""):
-        self.tokenizer, self.packed, self.mistake = tokenizer, packed, mistake
+    def __init__(self, tokenizer, training, mistake=""):
+        self.tokenizer, self.mistake = tokenizer, mistake
 
     def encode_sample(self, sample):
         if self.mistake == "encode":
@@ -41,8 +41,7 @@ class Own(TaskEncoder):
     def batch(self, samples):
         if self.mistake == "batch":
             return {"tokens": [sample.tokens for sample in samples]}
-        make = pack_sequences if self.packed else pad_sequences
-        return make(samples, pad=self.tokenizer.pad)
+        return pad_sequences(samples, pad=self.tokenizer.pad)
 """
 
 
@@ -108,13 +107,6 @@ def test_without_a_limit_all_is_evaluated_each_time_and_not_again_on_resuming(ru
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert {line["eval_tokens/one"] for line in lines} == {lines[0]["eval_tokens/one"]}
     assert all(line["eval_loss"] == line["eval_loss/two"] for line in lines[:3]) and "eval_loss" not in lines[3]
-
-
-def test_packed_rows_have_the_losses_of_unpacked_ones(run_ranks: RunRanks, said: Path) -> None:
-    padded = config(said, "padded", data={"task_encoder_args": {"packed": False}})
-    packed = config(said, "packed", data={"task_encoder_args": {"packed": True}}, mesh={"tp": 2})
-    assert run_ranks(1, lambda rank: train(padded)) == [3] and run_ranks(2, lambda rank: train(packed)) == [3, 3]
-    assert_same(padded, packed)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import signal
 from collections.abc import Callable
@@ -21,13 +20,6 @@ from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import EACH_LAYOUT, Disturb, SmallRuns, heard, line, send, train
 
 
-def listen_to(*numbers: signal.Signals) -> None:
-    """The test's own use of these signals ends, in this forked process."""
-    for number in numbers:
-        faulthandler.unregister(number)
-        signal.signal(number, signal.SIG_DFL)
-
-
 def said(config: TrainerConfig, disturb: Disturb | None = None) -> tuple[int, list[str]]:
     """Steps that one rank's run has done, and what it said."""
     with heard(logging.INFO) as texts:
@@ -37,24 +29,14 @@ def said(config: TrainerConfig, disturb: Disturb | None = None) -> tuple[int, li
 def test_sigusr1_saves_and_stops_as_sigterm_does(runs: SmallRuns) -> None:
     config = runs.config(mesh={"pp": 2}, save_every=0)
 
-    def job(rank: int) -> tuple[int, list[str]]:
-        listen_to(signal.SIGUSR1)
-        return said(config, send(signal.SIGUSR1, to_rank=1, at=3))
-
-    results = runs.run_ranks(2, job)
+    results = runs.run_ranks(2, lambda rank: said(config, send(signal.SIGUSR1, to_rank=1, at=3)))
     assert [done for done, _ in results] == [3, 3] and runs.saved() == [3]
     assert "stopped after step 3 of 6 by SIGUSR1" in results[0][1]
     assert runs.train(1) == [6]
 
 
 def test_sigusr2_saves_after_the_next_step_and_goes_on(runs: SmallRuns) -> None:
-    config = runs.config(save_every=0, keep=9)
-
-    def job(rank: int) -> int:
-        listen_to(signal.SIGUSR2)
-        return train(config, send(signal.SIGUSR2, to_rank=1, at=3))
-
-    assert runs.run_ranks(2, job) == [6, 6]
+    assert runs.train(2, send(signal.SIGUSR2, to_rank=1, at=3), save_every=0, keep=9) == [6, 6]
     assert runs.saved() == [4, 6]
 
 
@@ -62,7 +44,6 @@ def test_who_listens_to_a_signal_already_keeps_it(runs: SmallRuns) -> None:
     """As one does who has stacks shown by SIGUSR1; and the others are given back after the run."""
 
     def job(rank: int) -> tuple[int, list[int], bool]:
-        listen_to(signal.SIGUSR2)
         came: list[int] = []
         signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
         done = train(runs.config(steps=3), send(signal.SIGUSR1, to_rank=0, at=2))

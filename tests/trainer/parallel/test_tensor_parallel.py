@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig
@@ -26,8 +25,10 @@ from energon_lite.trainer.models.tensor_parallel import (
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
+from tests.trainer.parallel.late_collectives import patched
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout, make_steps
+from tests.trainer.training.host_reads import Operations
 
 
 def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
@@ -35,18 +36,8 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
     wide, rows = dataclasses.replace(BASE, vocab_multiple=256), make_steps()[0][1]
 
     def widest(rank: int) -> int:
-        seen: list[int] = []
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                out = func(*args, **(kwargs or {}))
-                for tensor in out if isinstance(out, (tuple, list)) else (out,):
-                    if isinstance(tensor, torch.Tensor) and tensor.dim() >= 2:
-                        seen.append(tensor.shape[-1] if tensor.dim() == 3 else 0)
-                return out
-
         alone, model = LlamaModel(wide, ParallelMesh()), LlamaModel(wide, build_mesh(tp=4))
-        with Watch():
+        with Operations() as operations:
             loss = model.loss_sum(rows)
             loss.backward()
         expected = alone.loss_sum(rows)
@@ -57,7 +48,7 @@ def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:
                 assert whole.grad is not None and p.grad is not None
                 part = layout_of(p).local_part(whole.grad, model.mesh)
                 torch.testing.assert_close(p.grad, part, rtol=1e-10, atol=1e-12)
-        return max(seen)
+        return max(shape[-1] for _, shape in operations.found if len(shape) == 3)
 
     # The widest rows are a rank's 64 columns of the vocabulary; all 256 never meet.
     assert run_ranks(4, widest) == [64] * 4
@@ -83,36 +74,22 @@ def test_what_cannot_be_cut_evenly_is_refused(make: Callable[[ParallelMesh], Any
 # -- the input's gradient, which is summed over ranks behind the weights' gradients ------------------------------------
 
 
-class Noted(TorchDispatchMode):
-    """Notes matrix products in the order in which they are called."""
-
-    def __init__(self, seen: list[str]):
-        super().__init__()
-        self.seen = seen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("mm", "bmm"):
-            self.seen.append("product")
-        return func(*args, **(kwargs or {}))
-
-
 class Together(Projections):
     def layers(self) -> list[ColumnParallelLinear]:
         return list(self.children())  # type: ignore[arg-type]
 
 
 class NotedWork:
-    def __init__(self, work: Any, seen: list[str]):
-        self.work, self.seen = work, seen
+    """A collective that is noted among the operations when it is launched, and when somebody waits for it."""
+
+    def __init__(self, operations: Operations, collective: Any, *args: Any, **settings: Any):
+        self.found = operations.found
+        self.found.append(("sum", ()))
+        self.work = collective(*args, **settings)
 
     def wait(self) -> None:
-        self.seen.append("wait")
+        self.found.append(("wait", ()))
         self.work.wait()
-
-
-def noted(seen: list[str], collective: Any, *args: Any, **settings: Any) -> NotedWork:
-    seen.append("sum")
-    return NotedWork(collective(*args, **settings), seen)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -138,16 +115,17 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
 
         entered = layers[0].enter(x)
         expected = gradients([layer(entered, entered=True) for layer in layers])
-        seen: list[str] = []
-        with pytest.MonkeyPatch.context() as patch:
-            for module, name in ((dist, "all_reduce"), (collectives, "reduce_scatter")):
-                patch.setattr(module, name, partial(noted, seen, getattr(module, name)))
+        operations = Operations()
+        places = (dist, ["all_reduce"]), (collectives, ["reduce_scatter"])
+        with patched(lambda _, collective: partial(NotedWork, operations, collective), *places):
             made = together.project(x)
-            with Noted(seen):
+            with operations:
                 found = gradients(made)
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-        assert seen == ["product"] * 3 + ["sum"] + ["product"] * 3 + ["wait"]
+        product = "aten.mm.default"
+        seen = [name for name, _ in operations.found if name in (product, "aten.bmm.default", "sum", "wait")]
+        assert seen == [product] * 3 + ["sum"] + [product] * 3 + ["wait"]
 
     run_ranks(2, check)
 

@@ -277,21 +277,13 @@ class Unsendable(Exception):
         raise TypeError("cannot pickle a lock")
 
 
+DENIED = PermissionError(13, "Permission denied", "/there")
+
+
 @pytest.mark.parametrize(
     ("place", "error", "kind", "said"),
     [
-        (
-            "begin",
-            PermissionError(13, "Permission denied", "/there"),
-            OSError,
-            "[Errno 13] Permission denied: '/there'",
-        ),
-        (
-            "publish",
-            PermissionError(13, "Permission denied", "/there"),
-            OSError,
-            "[Errno 13] Permission denied: '/there'",
-        ),
+        *((place, DENIED, OSError, "[Errno 13] Permission denied: '/there'") for place in ("begin", "publish")),
         ("publish", Unsendable("no token"), StateError, "Unsendable('no token')"),
     ],
     ids=["begin", "publish", "client"],

@@ -19,7 +19,6 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
-from tests.trainer.parallel.plain_llama import Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import (
     BASE,
@@ -32,6 +31,7 @@ from tests.trainer.parallel.test_parity import (
     make_rows,
     train_on,
 )
+from tests.trainer.parallel.their_model import Rows
 
 SIGLIP = VisionConfig(hidden_size=16, num_layers=3, num_heads=4, ffn_size=20, feature_layer=-2, head=True)
 CLIP = VisionConfig(

@@ -1,7 +1,11 @@
-"""Modules that know nothing of this library, and the run that one process with torch's AdamW makes of them."""
+"""Modules that know nothing of this library, and their runs: of one process with torch's own optimizer, and of ranks.
+
+A micro-batch is a seed, of which a net makes data and a loss.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,14 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from tests.trainer.parallel.plain_loop import plain_steps
+from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.trainer.parallel.plain_loop import PlainRun, plain_steps
 
-CONFIG = OptimizerConfig(clip=0.1, bucket_size=2000, eps=1e-8)
-VOCAB, LENGTH, LR = 29, 8, 0.01
+VOCAB, LENGTH, WIDTH = 29, 8, 5
+F32, F64 = torch.float32, torch.float64
 
 
 class LanguageModel(nn.Module):
@@ -98,6 +103,52 @@ class Recurrent(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), words.flatten())
 
 
+class Scaled(nn.Module):
+    """Its own parameter beside a child: not a leaf of the tree of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.inner = nn.Linear(WIDTH, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x * self.scale))
+
+
+class Awkward(nn.Module):
+    """Odd sizes, a tied table, a matrix used twice, parameters that are frozen, unused, rarely used, used from outside
+    their module, and made in another order than they are used in. Of its micro-batches some have nothing, or nothing
+    that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_bias = nn.Parameter(torch.zeros(VOCAB))
+        self.table = nn.Embedding(VOCAB, WIDTH)
+        self.last = nn.Linear(7, WIDTH)
+        self.first = Scaled()
+        self.twice = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.rare, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(3, 3)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head.weight = self.table.weight
+        for p in self.parameters():
+            p.data.copy_(0.4 * torch.randn(p.shape) + (p.dim() == 1))
+
+    def forward(self, seed: int) -> torch.Tensor:
+        rows = (4, 2, 5, 1, 0, 3)[seed % 6]
+        if not rows:
+            return torch.zeros((), requires_grad=True)
+        words, labels = torch.randint(0, VOCAB, (2, rows), generator=torch.Generator().manual_seed(seed))
+        x = self.twice(self.table(words))
+        x = x + self.last(self.first(self.frozen(x)))
+        if seed % 3 == 0:
+            x = x + self.rare(x)
+        x = self.norm(self.twice(x))
+        losses = F.cross_entropy(F.linear(x, self.head.weight, self.head_bias), labels, reduction="none")
+        return losses.sum() * (seed % 5 != 3)
+
+
 class Autoencoder(nn.Module):
     """The decoder's weights are the encoder's, used outside of it; one parameter is used from outside its module."""
 
@@ -123,6 +174,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "gpt2": gpt2,
     "resnet": ResNet,
     "gru": Recurrent,
+    "awkward": Awkward,
     "autoencoder": Autoencoder,
 }
 
@@ -131,9 +183,20 @@ def noise(seed: int, *shape: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(like.dtype)
 
 
-def make_net(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def make_net(name: str, seed: int = 0, dtype: torch.dtype = F64) -> nn.Module:
     torch.manual_seed(seed)
     return NETS[name]().to(dtype).train()
+
+
+#: Of the awkward net. Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from
+#: becoming a step.
+CONFIG = OptimizerConfig(weight_decay=0.1, eps=1e-6, clip=3.0, bucket_size=60)
+
+
+def make(dtype: torch.dtype = F64, **changes: Any) -> tuple[Any, OverlappedDistributedOptimizer]:
+    """The awkward net and its overlapped optimizer."""
+    net = make_net("awkward", dtype=dtype)
+    return net, OverlappedDistributedOptimizer(net, build_mesh(), dataclasses.replace(CONFIG, **changes))
 
 
 def seeds_of(step: int, micro_batches: int) -> range:
@@ -141,46 +204,41 @@ def seeds_of(step: int, micro_batches: int) -> range:
     return range(step * micro_batches, (step + 1) * micro_batches)
 
 
-Found = tuple[list[float], dict[str, torch.Tensor]]
+def rate_of(step: int) -> float:
+    return 0.01 / (1 + step / 20)
 
 
-def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConfig = CONFIG) -> Found:
-    """Norms, and the parameters at the end."""
+def weights_of(net: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters, put together where they are cut."""
+    named = net.named_parameters()
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in named}
+
+
+def serial(net: nn.Module, steps: int, micro_batches: int, config: OptimizerConfig) -> PlainRun:
+    """The run of one process, with torch's optimizer."""
 
     def loss(seed: int) -> torch.Tensor:
         made: torch.Tensor = net(seed) / micro_batches
         return made
 
     made = [[partial(loss, seed) for seed in seeds_of(step, micro_batches)] for step in range(steps)]
-    _, norms = plain_steps(dict(net.named_parameters()), made, config, [LR] * steps)
-    return norms, {name: p.detach().clone() for name, p in net.named_parameters()}
+    losses, norms = plain_steps(dict(net.named_parameters()), made, config, [*map(rate_of, range(steps))])
+    return PlainRun(losses, norms, weights_of(net))
 
 
-def train(
-    net: nn.Module, mesh: ParallelMesh, steps: int, micro_batches: int, config: OptimizerConfig = CONFIG
-) -> tuple[Found, OverlappedDistributedOptimizer]:
-    """This rank's part of the same run."""
-    optimizer = OverlappedDistributedOptimizer(net, mesh, config)
-    norms = run_steps(net, optimizer, range(steps), micro_batches)
-    return (norms, {name: p.detach().clone() for name, p in net.named_parameters()}), optimizer
-
-
-def run_steps(
-    net: nn.Module, optimizer: OverlappedDistributedOptimizer, steps: range, micro_batches: int
-) -> list[float]:
-    norms, mesh = [], optimizer.mesh
+def train(net: nn.Module, optimizer: OverlappedDistributedOptimizer, steps: range, micro_batches: int) -> PlainRun:
+    """This rank's part of the same run: the steps of these numbers, of so many micro-batches over all ranks."""
+    losses, norms, mesh = [], [], optimizer.mesh
     for step in steps:
         mine = seeds_of(step, micro_batches)[mesh.rank("dp") :: mesh.dp]
+        total = torch.zeros((), dtype=F64)
         optimizer.begin_step(len(mine))
         for seed in mine:
-            (net(seed) / micro_batches).backward()
+            loss = net(seed) / micro_batches
+            loss.backward()
+            total += loss.detach()
             optimizer.end_micro_batch()
-        norms.append(optimizer.step(lr=LR))
+        norms.append(optimizer.step(lr=rate_of(step)))
+        losses.append(float(mesh.sum_over_data(total)) / mesh.cp)
     optimizer.wait_parameters()
-    return norms
-
-
-def unlike(found: Found, expected: Found) -> float:
-    """The largest difference of norms and parameters."""
-    norms = max(abs(a - b) for a, b in zip(found[0], expected[0], strict=True))
-    return max(norms, max(float((found[1][name] - p).abs().max()) for name, p in expected[1].items()))
+    return PlainRun(losses, norms, weights_of(net))
