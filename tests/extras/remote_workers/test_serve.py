@@ -24,7 +24,7 @@ from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, batches_of, command, free_port, take, text_dataset, until
+from tests.testing import ALONE, batches_of, command, free_port, same, take, text_dataset, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,7 +127,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
+def test_tls(leaf_of: Any, certificates: Path) -> None:
     def files(own: str) -> TlsFiles:
         certificate, key = certificates / f"{own}cert.pem", certificates / f"{own}key.pem"
         return TlsFiles(certificate=certificate, key=key, authority=certificates / "ca.pem")
@@ -179,11 +179,8 @@ def _folder(tmp_path: Path, data: Path, servers: str, secret: str) -> dict[str, 
 
 
 def _output(command: list[str], tmp_path: Path, environment: dict[str, str]) -> str:
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert not run.returncode, run.stderr
-    return run.stdout
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 300}
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, **options).stdout
 
 
 @pytest.mark.slow
