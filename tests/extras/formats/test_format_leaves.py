@@ -19,17 +19,13 @@ from energon_lite import (
     DefaultTaskEncoder,
     EnergonLiteError,
     Reading,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     register_source,
     stateless,
 )
 from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
 from tests.tables_by_hand import png, write_megatron
-from tests.testing import ALONE, alone, refusal_of, take, text_dataset
+from tests.testing import refusal_of, take, text_dataset, train_loader, val_loader
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
@@ -61,9 +57,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def batches(path: Any, function: Any = get_val_dataset, workers: int = 0, **options: Any) -> list[Any]:
-    options = {"split_part": "train", "batch_size": 8} | options
-    with get_savable_loader(function(path, worker_config=alone(workers), **options)) as loader:
+def batches(path: Any, make: Any = val_loader, **options: Any) -> list[Any]:
+    with make(path, **{"split_part": "train", "batch_size": 8} | options) as loader:
         return list(loader)
 
 
@@ -130,8 +125,7 @@ def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> 
     options: dict[str, Any] = {"batch_size": 3, "max_samples_per_sequence": 8, "shuffle_buffer_size": 24}
 
     def loader(rank: int, world: int) -> Any:
-        config = WorkerConfig(rank=rank, world_size=world)
-        return get_savable_loader(get_train_dataset(tmp_path / "blend.yaml", worker_config=config, **options))
+        return train_loader(tmp_path / "blend.yaml", rank=rank, world_size=world, **options)
 
     with loader(0, 1) as one:
         iterator = iter(one)
@@ -148,15 +142,16 @@ def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> 
 @pytest.mark.parametrize("start", ["fork", "spawn", "thread"])
 @pytest.mark.slow
 def test_on_workers(photos: Path, start: str) -> None:
-    expected = [batch["caption"] for batch in batches(str(photos), get_train_dataset, repeat=False)]
-    dataset = get_train_dataset(str(photos), worker_config=alone(2), batch_size=8, repeat=False)
-    with get_savable_loader(dataset, start_method=start) as loader:
-        assert [batch["caption"] for batch in loader] == expected
+    one, two = (
+        batches(str(photos), train_loader, repeat=False, **more)
+        for more in ({}, {"num_workers": 2, "start_method": start})
+    )
+    assert [batch["caption"] for batch in one] == [batch["caption"] for batch in two]
 
 
 def test_lengths_from_a_column_plan_batches(photos: Path) -> None:
     batching = ByTokens(BestFit(Capacity(20)), length_column="num_tokens")
-    found = batches(str(photos), get_train_dataset, batch_size=None, batching=batching, repeat=False)
+    found = batches(str(photos), train_loader, batch_size=None, batching=batching, repeat=False)
     assert {caption for batch in found for caption in batch["caption"]} == {f"caption {n}" for n in range(ROWS)}
     assert sum(len(batch["caption"]) for batch in found) == ROWS
     assert all(sum(batch["num_tokens"]) <= 20 for batch in found)
@@ -172,7 +167,7 @@ def test_damaged_row_groups_are_counted_skips(tmp_path: Path) -> None:
     data = path.read_bytes()
     at = data.index(b"number 13")
     path.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    with get_savable_loader(get_val_dataset(str(path), worker_config=ALONE, batch_size=10)) as loader:
+    with val_loader(str(path), batch_size=10) as loader:
         texts = [text for batch in loader for text in batch["text"]]
         stats = loader.stats()
     assert texts == [f"text number {n}" for n in range(40) if n // 10 != 1]

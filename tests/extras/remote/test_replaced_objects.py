@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import energon_lite as lib
+from energon_lite import ReadAhead, Reading
 from energon_lite.errors import ShardChangedError
 from energon_lite.extras.remote import file_versions, read_ahead, remote_files
 from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.prepare import prepare_dataset
 from tests.servers import Ranges
-from tests.testing import alone, nightly_but
+from tests.testing import nightly_but, train_loader
 
 SHARDS, EACH = 3, 20
 SAMPLES = SHARDS * EACH
@@ -79,16 +79,9 @@ def replace(make_tar: Any, tmp_path: Path, shard: int = 1) -> None:
 
 
 def loader_of(url: str, workers: int, **reading: Any) -> Any:
-    dataset = lib.get_train_dataset(
-        url,
-        batch_size=5,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        virtual_epoch_length=SAMPLES // 5,
-        worker_config=alone(workers),
-        reading=lib.Reading(read_ahead=lib.ReadAhead(**reading)),
-    )
-    return lib.get_savable_loader(dataset, start_method="fork")
+    order: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    how = {"virtual_epoch_length": SAMPLES // 5, "reading": Reading(read_ahead=ReadAhead(**reading)), **order}
+    return train_loader(url, workers, batch_size=5, start_method="fork", **how)
 
 
 SERVERS = {"etag": {}, "last modified": {"named": ("Last-Modified",)}, "only in the record": {"in_ranges": False}}

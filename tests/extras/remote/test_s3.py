@@ -18,7 +18,6 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-import energon_lite as lib
 from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedError
 from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
@@ -27,7 +26,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import s3_server, server_process
-from tests.testing import alone, free_port
+from tests.testing import free_port, train_loader
 
 PROXY = Path(__file__).parents[3] / "tools/bench/store_proxy.py"
 SAMPLES = 200
@@ -86,15 +85,9 @@ def url(store: Store, make_tar: Any, tmp_path: Path) -> str:
 
 
 def loader_of(url: str, workers: int = 2, run: int | None = None) -> Any:
-    dataset = lib.get_train_dataset(
-        url,
-        batch_size=10,
-        shuffle_buffer_size=None if run is None else 2 * run,
-        max_samples_per_sequence=run,
-        virtual_epoch_length=SAMPLES // 10,
-        worker_config=alone(workers),
-    )
-    return lib.get_savable_loader(dataset, start_method="fork")
+    order = {"shuffle_buffer_size": run and 2 * run, "max_samples_per_sequence": run}
+    how: dict[str, Any] = {"virtual_epoch_length": SAMPLES // 10, "start_method": "fork", **order}
+    return train_loader(url, workers, batch_size=10, **how)
 
 
 WHOLE = Counter(f"text {number}" for number in range(SAMPLES))

@@ -125,9 +125,8 @@ class Dies(Slow):
     ],
 )
 def test_errors_of_hooks_and_jobs_in_which_workers_die_end_the_run(
-    leaf_of: Any, caplog: pytest.LogCaptureFixture, encoder: Slow, error: type[Exception], said: str
+    leaf_of: Any, encoder: Slow, error: type[Exception], said: str
 ) -> None:
-    caplog.set_level(logging.ERROR, logger="energon_lite")
     with served_loader(lambda config: dataset_of(leaf_of(50), config, task_encoder=encoder)) as loader:
         with pytest.raises(error, match=said):
             list(loader)
@@ -225,17 +224,12 @@ def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
 def test_large_answers_lie_in_shared_memory(leaf_of: Any) -> None:
     """As long as the trainer keeps few batches; those that find no free segment arrive all the same."""
     leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE)) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp())
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
-            places, found = [], []
-            for batch in loader:
-                places.append(mapped_at(batch["x"].data_ptr()))
-                found.append(digest(batch))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
-            kept = list(loader)
-    assert all(places) and found == expected_of(leaf)
-    assert [digest(batch) for batch in kept] == found
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        places, found = zip(*((mapped_at(batch["x"].data_ptr()), digest(batch)) for batch in loader), strict=True)
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        kept = list(loader)
+    assert all(places) and [*found] == expected_of(leaf)
+    assert [digest(batch) for batch in kept] == [*found]
     assert None in [mapped_at(batch["x"].data_ptr()) for batch in kept]
 
 
