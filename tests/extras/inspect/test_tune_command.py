@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -198,19 +199,17 @@ class Machine:
         return Speed(setting, 8 * batches, batches, self.memory(setting))
 
 
-def found_on(machine: Machine, **bounds: float) -> Tuning:
-    return tune(machine, Bounds(**{"workers": 32, **bounds}), clock=lambda: machine.now)  # type: ignore[arg-type]
+def found_on(machine: Machine, **bounds: float) -> tuple[Tuning, Speed]:
+    """What is found, and the best of it."""
+    found = tune(machine, Bounds(**{"workers": 32, **bounds}), clock=lambda: machine.now)  # type: ignore[arg-type]
+    assert found.best is not None
+    return found, found.best
 
 
-def best_of(machine: Machine, workers: int, memory: float = 1e18) -> float:
+def best_of(machine: Machine, workers: int) -> float:
     """By a grid."""
-    every = [
-        Setting(number, prefetch, method)
-        for number in range(workers + 1)
-        for prefetch in (2, 4, 8)
-        for method in ("fork", "thread")
-    ]
-    return max(machine.batches(one) for one in every if machine.memory(one) <= memory)
+    every = itertools.product(range(workers + 1), (2, 4, 8), ("fork", "thread"))
+    return max(machine.batches(Setting(*one)) for one in every)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -225,30 +224,27 @@ def best_of(machine: Machine, workers: int, memory: float = 1e18) -> float:
 )
 def test_within_a_tenth_of_the_best_of_a_grid(seed: int, cores: int, **shape: float) -> None:
     machine = Machine(cores=cores, noise=0.03, seed=seed, **shape)
-    found = found_on(machine, workers=4 * cores)
-    assert found.best is not None
-    assert machine.batches(found.best.setting) >= 0.9 * best_of(machine, 4 * cores), (found.best, machine.tried)
+    _, best = found_on(machine, workers=4 * cores)
+    assert machine.batches(best.setting) >= 0.9 * best_of(machine, 4 * cores), (best, machine.tried)
     assert machine.now <= 60
 
 
 def test_no_setting_beyond_the_memory_is_tried_or_proposed() -> None:
     machine = Machine(each=GIB)
-    found = found_on(machine, memory=4 * GIB, threads=False)
-    assert found.best is not None and found.best.setting.workers == 3 and best_of(machine, 8, 4 * GIB) > 0
+    found, best = found_on(machine, memory=4 * GIB, threads=False)
+    assert best.setting.workers == 3
     assert all(machine.memory(one) <= 4 * GIB for one in machine.tried)
     assert "GiB" in found.left_out[Setting(4)]
 
 
 def test_what_turns_out_to_be_too_large_is_not_proposed() -> None:
     machine = Machine(each=4 * GIB)
-    found = found_on(machine, memory=4 * GIB, threads=False)
-    assert found.best is not None and found.best.setting == Setting(0)
+    assert found_on(machine, memory=4 * GIB, threads=False)[1].setting == Setting(0)
     assert machine.tried.count(Setting(1)) == 1 and Setting(2) not in machine.tried
 
 
 def test_the_fewest_workers_that_keep_up() -> None:
-    found = found_on(Machine(work=0.1, cores=16), batches=45.0)
-    assert found.best is not None and found.best.setting == Setting(5)
+    assert found_on(Machine(work=0.1, cores=16), batches=45.0)[1].setting == Setting(5)
 
 
 def test_workers_that_cannot_be_run_are_left_out() -> None:
@@ -272,8 +268,8 @@ def test_nothing_works() -> None:
 
 def test_time_is_kept() -> None:
     machine = Machine(cores=64)
-    found = found_on(machine, workers=256, seconds=11)
-    assert machine.now <= 12 and found.left_out and found.best is not None and found.best.samples > 0
+    found, best = found_on(machine, workers=256, seconds=11)
+    assert machine.now <= 12 and found.left_out and best.samples > 0
 
 
 def test_the_report() -> None:
@@ -289,5 +285,5 @@ def test_the_report() -> None:
 
 
 def test_looks_that_differ_are_told() -> None:
-    assert found_on(Machine(noise=0.0)).spread == 0.0
-    assert 0.3 < found_on(Machine(noise=0.7)).spread < 0.7
+    assert found_on(Machine(noise=0.0))[0].spread == 0.0
+    assert 0.3 < found_on(Machine(noise=0.7))[0].spread < 0.7

@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -185,6 +185,12 @@ def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
 # -- several writers, in folders and buckets ---------------------------------------------------------------------------
 
 
+def bucket_at(url: str, limit: int = 1 << 30, distance: Callable[[str], float] = lambda name: 0.0) -> CheckedBucket:
+    """A store in a bucket; ``distance`` gives that of the next use of a name."""
+    distances: Any = lambda names: [*map(distance, names)]  # noqa: E731
+    return CheckedBucket(url, limit, option="store", kept="kept", distances=distances)
+
+
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_what_comes_next_stays(data: st.DataObject) -> None:
@@ -241,8 +247,7 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
     listed, list_files = list[str](), checked_bucket.list_files
     monkeypatch.setattr(checked_bucket, "list_files", lambda *what: listed.append(what[1]) or list_files(*what))
     monkeypatch.setattr(checked_bucket, "_SHARE", 5)
-    far: Any = lambda names: [100.0 + int(name.rsplit("/", 1)[1]) for name in names]  # noqa: E731
-    store = CheckedBucket(bucket, 256 * 1000 + 255, option="store", kept="kept", distances=far)
+    store = bucket_at(bucket, 256 * 1000 + 255, lambda name: 100.0 + int(name.rsplit("/", 1)[1]))
 
     def there(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> list[int]:
         is_taken = store.write(f"{folder}/kept/{number}", bytes(size - 16), lambda: distance)
@@ -262,7 +267,7 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
 
 
 def test_damaged_objects_are_told_once(bucket: str, memory: Any, caplog: pytest.LogCaptureFixture) -> None:
-    store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
+    store = bucket_at(bucket)
     for number in range(3):
         assert store.write(f"00/kept/{number}", b"data")
     for name in objects():
@@ -274,17 +279,14 @@ def test_damaged_objects_are_told_once(bucket: str, memory: Any, caplog: pytest.
 def test_writers_race_in_a_bucket(bucket: str) -> None:
     values = {f"{number:02x}": bytes([number]) * 5000 for number in range(40)}
 
-    def open_store() -> CheckedBucket:
-        return CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
-
     def write(_: int) -> None:
-        store = open_store()
+        store = bucket_at(bucket)
         for name, value in values.items():
             store.write(store.file(name, name), value)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    store = open_store()
+    store = bucket_at(bucket)
     assert len(objects()) == 40
     for name, value in values.items():
         assert bytes(store.find(store.file(name, name)) or b"") == value

@@ -233,28 +233,3 @@ def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(tmp_path: Path)
     program = ["-c", PROGRAM, str(tmp_path)]
     run_program(program, check=True, timeout=100, cwd=root, env=environment)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_many_threads(make: MakePool) -> None:
-    pool, store = make(num_workers=3, max_cache_count=4), NumberedStore()
-    wrong: list[str] = []
-
-    def work(seed: int) -> None:
-        lazies = []
-        for step in range(30):
-            key = f"{(seed * 7 + step * step) % 11}-{50 + seed}"
-            lazies.append((key, pool.get_lazy(store, key)))
-            if len(lazies) > 3:
-                key, lazy = lazies.pop(step % 4)
-                wrong.extend([key] * (lazy.get() != value_of(key)))
-
-    threads = [threading.Thread(target=work, args=(seed % 3,), daemon=True) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert not wrong
-    gc.collect()
-    pool.release()
-    assert (pool.current_cache_count, pool.current_cache_size) == (0, 0) and list(pool.parent_cache_dir.iterdir()) == []
