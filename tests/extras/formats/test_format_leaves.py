@@ -24,15 +24,15 @@ from energon_lite import (
 )
 from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
-from tests.tables_by_hand import png, write_megatron
-from tests.testing import refusal_of, take, text_dataset, train_loader, val_loader
+from tests.tables_by_hand import png, write_megatron, write_table
+from tests.testing import CRUDE_YAML, refusal_of, take, text_dataset, train_loader, val_loader
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
 
 ROWS = 60
 TYPED = """\
-sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+sample_type: CaptioningSample
 columns: {png: "image[bytes]", txt: caption}
 field_map: {image: png, caption: txt}
 """
@@ -50,8 +50,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     for number in range(2):
-        name = f"train-{number:05}-of-00002.parquet"
-        pq.write_table(table.slice(number * 30, 30), folder / name, row_group_size=8)
+        write_table(folder / f"train-{number:05}-of-00002.parquet", table.slice(number * 30, 30), 8)
     (folder / ".nv-meta").mkdir()
     (folder / ".nv-meta" / "typed.yaml").write_text(TYPED)
     return folder
@@ -103,10 +102,10 @@ def test_typed_samples(photos: Path) -> None:
 
 def test_a_choice_of_columns(photos: Path) -> None:
     document = photos / ".nv-meta" / "some.yaml"
-    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: [caption]\n")
+    document.write_text(f"{CRUDE_YAML}columns: [caption]\n")
     found = batches(str(photos), reading=Reading(dataset_config="some.yaml"))
     assert found[1]["caption"][0] == "caption 8" and "image" not in found[1]
-    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: {txt: captoin}\n")
+    document.write_text(f"{CRUDE_YAML}columns: {{txt: captoin}}\n")
     with pytest.raises(ConfigError, match="no column 'captoin'") as error:
         batches(str(photos), reading=Reading(dataset_config="some.yaml"))
     assert "did you mean 'caption'?" in str(error.value.fix) and str(error.value.where).startswith(str(document))

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Failure
-from tests.testing import json_lines, take, text_dataset, train_loader, val_loader
+from tests.testing import json_lines, take, train_loader, val_loader
 
 
 def _quarantine(file: Any, rank: int = 0) -> Quarantine:
@@ -189,18 +188,3 @@ def test_only_one_of_several_peers_writes(leaf_of: Any, tmp_path: Path) -> None:
     loader = _loader(leaf_of(30), tmp_path / "bad.jsonl", saves_state=False)
     take(loader, 20)
     assert not (tmp_path / "bad.jsonl").exists() and "quarantine" not in loader.stats()
-
-
-def test_a_bad_sample_can_be_excluded(tmp_path: Path) -> None:
-    """As docs/loader.md says."""
-    path = text_dataset(tmp_path / "data", 30, prefix="a-")
-    file = tmp_path / "bad.jsonl"
-    with _loader(path, file, get=val_loader) as loader:
-        assert list(loader)
-    split = yaml.safe_load((path / ".nv-meta" / "split.yaml").read_text())
-    split["exclude"] += [f"{line['shard']}/{line['key']}" for line in json_lines(file)]
-    (path / ".nv-meta" / "clean.yaml").write_text(yaml.safe_dump(split))
-    with _loader(path, file, get=val_loader, split_config="clean.yaml") as loader:
-        texts = [text for batch in loader for text in batch.text]
-        assert (loader.stats()["skipped"], loader.stats()["failed"]) == (0, 0)
-    assert texts == [f"a-{number}" for number in range(30) if f"a-{number}" not in BAD]

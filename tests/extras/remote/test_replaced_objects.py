@@ -18,7 +18,7 @@ from energon_lite.extras.remote.remote_files import read_range
 from energon_lite.storage.files.byte_ranges import read_bytes, size_of
 from energon_lite.storage.prepare import prepare_dataset
 from tests.servers import Ranges
-from tests.testing import nightly_but, train_loader
+from tests.testing import calls_here, nightly_but, train_loader
 
 SHARDS, EACH = 3, 20
 SAMPLES = SHARDS * EACH
@@ -152,16 +152,14 @@ def test_files_that_are_no_shards(served: Served) -> None:
 
 def test_a_store_without_versions_in_its_answers(memory: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as fsspec's in memory: its record is compared, for few reads of many."""
-    fs, asked = memory, list[str]()
-    fs.pipe_file(bucket, b"x" * 1000)
-    info = type(fs).info
-    monkeypatch.setattr(type(fs), "info", lambda self, path: asked.append(path) or info(self, path))
+    memory.pipe_file(bucket, b"x" * 1000)
+    asked = calls_here(monkeypatch, type(memory), "info")
     monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
     monkeypatch.setattr(file_versions, "_spare", [2.0])
     for _ in range(160):
         read_range(bucket, 0, 10)
     assert 10 <= len(asked) <= 13
-    fs.pipe_file(bucket, b"y" * 1000)
+    memory.pipe_file(bucket, b"y" * 1000)
     with pytest.raises(ShardChangedError, match="was replaced while"):
         for _ in range(17):
             read_range(bucket, 0, 10)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -27,12 +26,11 @@ from energon_lite.extras.remote import SampleStore, checked_bucket
 from energon_lite.extras.remote.sample_store import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
-from tests.accidents import damaged
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, batches_of, examples, nightly_but, same, val_loader
+from tests.testing import ALONE, alone, batches_of, examples, same, val_loader
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,17 +229,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(12))
-@given(st.data())
-def test_a_damaged_file_is_made_again(
-    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, data: st.DataObject
-) -> None:
-    run(store_in(tmp_path), count=8)
-    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
-        path.write_bytes(damaged(data, path.read_bytes()))
-    made(store_in(tmp_path), count=8)
-
-
 def test_a_bucket_that_fails_is_told_once(
     made: Callable[..., int], bucket: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,32 +272,6 @@ def test_a_disk_that_is_full_indeed(made: Callable[..., int], tmp_path: Path, ca
         assert 0 < made(store, **arguments) < first
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-#: Kills of a test, and a seed: some each time, 10,000 in the night.
-@pytest.mark.parametrize(
-    ("kills", "seed"), nightly_but({0}, [(examples(20), 0), *((1000, seed) for seed in range(1, 11))])
-)
-def test_kills_leave_nothing_wrong(
-    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, kills: int, seed: int
-) -> None:
-    random = Random(seed)
-    began = time.monotonic()
-    run(store_in(tmp_path), count=8)
-    longest = 2 * (time.monotonic() - began)
-    for kill in range(1, kills + 1):
-        for path in files_in(tmp_path / "store"):
-            if random.random() < 0.3:
-                path.unlink()
-        child = os.fork()
-        if child == 0:
-            run(store_in(tmp_path), count=8)
-            os._exit(0)
-        time.sleep(random.random() * longest)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if kill % 50 == 0 or kill == kills:
-            made(store_in(tmp_path, checked=2), count=8)
 
 
 # -- what comes next ---------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import gc
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import BLOCK, read_arrays, write_arrays
 from tests.accidents import damaged
 from tests.extras.tools.list_work import read_packed, read_plain, record
-from tests.fork_server import ForkedProgram
 from tests.private_memory import private_growth
+from tests.testing import until
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -245,22 +246,21 @@ class TestFiles:
         """SIGKILL lets nobody clean up; what a living process uses, or somebody else made, stays."""
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(packed_list, "_cleaned", set())
-        for kind in ("dead", "alive"):
-            program = "import os, sys, time; from energon_lite.extras.tools.packed_list import PackedList\n"
-            die = "os.kill(os.getpid(), 9)" if kind == "dead" else "print('made', flush=True) or time.sleep(60)"
-            items = "[1, 2]" if when == "whole" else f"(eval({die!r}) for _ in range(1))"
-            program += f"made = PackedList.from_iterable({items})\n{die}"
-            process = ForkedProgram(
-                ["-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE
-            )
-            assert process.stdout is not None
-            assert process.stdout.readline() == (b"" if kind == "dead" else b"made\n")
-            if kind == "dead":
-                process.wait()
-                (left,) = tmp_path.glob("*.pack")
+
+        def process(end: Callable[[], object]) -> int:
+            """One that ends so behind a list, or in the middle of it."""
+            if child := os.fork():
+                return child
+            kept = PackedList.from_iterable([1, 2] if when == "whole" else (end() for _ in range(1)))
+            end()
+            os._exit(len(kept))
+
+        os.waitpid(process(lambda: os.kill(os.getpid(), signal.SIGKILL)), 0)
+        (left,) = tmp_path.glob("*.pack")
+        alive = process(signal.pause)
         try:
-            assert not left.exists()  # the list of the second process took it away
-            living = set(tmp_path.glob("*.pack"))
+            living = until(lambda: {*tmp_path.glob("*.pack")} - {left})
+            assert until(lambda: not left.exists())  # the list of the second process took it away
             (tmp_path / "energon_lite-link.pack").symlink_to(tmp_path / "mine")
             os.mkfifo(tmp_path / "energon_lite-fifo.pack")
             (tmp_path / "mine").write_bytes(b"mine")
@@ -269,9 +269,8 @@ class TestFiles:
             assert living < set(tmp_path.glob("*.pack")) and len(living) == 1 and os.path.exists(made.path)
             assert (tmp_path / "mine").exists() and (tmp_path / "energon_lite-notes.txt").exists()
         finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+            os.kill(alive, signal.SIGKILL)
+            os.waitpid(alive, 0)
         monkeypatch.setattr(packed_list, "_cleaned", set())
         again = PackedList.from_iterable([4])
         assert not living & set(tmp_path.glob("*.pack")) and list(made) == [3] and list(again) == [4]
