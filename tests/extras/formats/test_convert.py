@@ -7,6 +7,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from energon_lite.extras.formats import convert_command, shard_writers
 from energon_lite.extras.formats.convert_command import DONE_FILE, ConvertReport, convert_dataset
 from energon_lite.extras.formats.convert_samples import as_file, as_json
 from energon_lite.storage.sharded_job import Ranks
+from tests.accidents import interrupted
 from tests.tables_by_hand import png
-from tests.testing import CRUDE_YAML, examples, json_lines, output_of, same, val_loader, write_dataset
+from tests.testing import CRUDE_YAML, contents_of, examples, json_lines, output_of, same, val_loader, write_dataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -220,31 +222,23 @@ def test_values_that_only_some_formats_have() -> None:
     assert shard_writers.Mds(rows, "there").write(file, rows) == 1 and file.getvalue().endswith(data)
 
 
-def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_run_again(tmp_path: Path, tars: Path) -> None:
     target, options = tmp_path / "new", {"samples_per_shard": 7}
     whole = tmp_path / "whole"
     convert(tars, whole, "mds", **options)
 
-    def killed(self: Any, unit: int) -> Any:
-        if unit == 3:
-            raise KeyboardInterrupt
-        return do(self, unit)
-
-    do = convert_command._Shards.do
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(convert_command._Shards, "do", killed)
+    killed = partial(interrupted, convert_command._Shards, "do", lambda _, unit: unit == 3)
+    with killed(), pytest.raises(KeyboardInterrupt):
         convert(tars, target, "mds", **options)
     assert not (target / "index.json").exists()
     with pytest.raises(UsageError, match="begun with other settings"):
         convert(tars, target, "mds", samples_per_shard=8)
     assert convert(tars, target, "mds", **options).made == 2
-    files = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
-    assert files == {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
+    assert contents_of(whole) == contents_of(target)
     assert convert(tars, target, "mds", **options).made == 0
     report = convert(tars, target, "mds", samples_per_shard=15, force_overwrite=True)
     assert report.shards == 2 and len(list(target.glob("*.mds"))) == 2
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(convert_command._Shards, "do", killed)
+    with killed(), pytest.raises(KeyboardInterrupt):
         convert(tars, target, "mds", force_overwrite=True, **options)
     assert not (target / DONE_FILE).exists() and len(list(target.glob("*.mds"))) == 3
 

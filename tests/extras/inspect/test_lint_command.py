@@ -15,9 +15,10 @@ from energon_lite.errors import WorkerError
 from energon_lite.storage import sharded_work as helpers
 from energon_lite.storage.read import source
 from energon_lite.storage.tar_headers import TarHeaders
+from tests.accidents import interrupted
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.servers import upload
-from tests.testing import CRUDE_YAML, in_time, invoke, output_of, text_dataset, write_dataset, write_tar
+from tests.testing import CRUDE_YAML, in_time, invoke, output_of, refusal_of, text_dataset, write_dataset, write_tar
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:
@@ -265,25 +266,13 @@ class TestTogether:
         code, found = lint(path, "--rank", 0, "--world-size", 2)
         assert code == 1 and named(found) == truth
 
-    def test_it_goes_on_where_it_was(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-        done: list[str] = []
-
-        def dying(work: Any, unit: Any) -> Any:
-            if len(done) == 2:
-                raise KeyboardInterrupt
-            done.append(work.name(unit))
-            return perform(work, unit)
-
-        perform = helpers._perform
-        monkeypatch.setattr(helpers, "_perform", dying)
-        result = invoke("lint", broken[0], "--num-workers", "1")
-        assert result.exit_code == 1 and len(done) == 2
-        names: list[str] = []
-        monkeypatch.setattr(
-            helpers, "_perform", lambda work, unit: (names.append(work.name(unit)), perform(work, unit))[1]
-        )
-        _, found = lint(broken[0])
-        assert not set(names) & set(done) and len(names) == 2 and found["broken_samples"] == 7
+    def test_it_goes_on_where_it_was(self, broken: Broken) -> None:
+        with interrupted(helpers, "_perform", lambda *_: len(done) == 2) as done:
+            refusal_of("lint", broken[0], "--num-workers", "1")
+        with interrupted(helpers, "_perform") as rest:
+            _, found = lint(broken[0])
+        names = {work.name(unit) for work, unit in done + rest}
+        assert len(names) == 4 and len(done) == len(rest) == 2 and found["broken_samples"] == 7
 
     @pytest.mark.parametrize("kind", ["parquet", "offsets"])
     def test_results_of_other_files_are_not_used(
@@ -307,17 +296,8 @@ class TestTogether:
             options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
             output_of("prepare", tmp_path / "set", "--non-interactive", *options)
             offsets = (tmp_path / "set/a.tar.idx").read_bytes()
-        perform = helpers._perform
-
-        def stopped(work: Any, unit: Any) -> Any:
-            if unit.start:
-                raise KeyboardInterrupt
-            return perform(work, unit)
-
-        monkeypatch.setattr(helpers, "_perform", stopped)
-        result = invoke("lint", write(False), "--num-workers", "1")
-        assert result.exit_code == 1 and "Aborted" in result.output
-        monkeypatch.setattr(helpers, "_perform", perform)
+        with interrupted(helpers, "_perform", lambda _, unit: unit.start > 0):
+            assert "Aborted" in refusal_of("lint", write(False), "--num-workers", "1")
         code, found = lint(write(True))
         assert code == 0 and found["problems"] == []
 

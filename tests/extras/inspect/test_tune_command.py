@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from energon_lite import ReadAhead, Reading, TaskEncoder, get_train_dataset, sta
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.tune_command import LoaderSpeed, _report, _slope, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
-from tests.testing import alone, command, examples, invoke, output_of
+from tests.accidents import beside
+from tests.testing import alone, command, examples, invoke, output_of, until
 
 HERE = "tests.extras.inspect.test_tune_command"
 TRAINER = os.getpid()
@@ -123,22 +125,15 @@ def test_a_pause_of_the_machine_does_not_count_where_batches_are_many() -> None:
 def test_memory_of_a_process_and_its_children() -> None:
     before = memory_of(os.getpid())
     assert before > 0
-    ready, told = os.pipe()
-    leave, go = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def keep() -> None:
         kept = bytearray(b"x") * (256 << 20)
-        os.write(told, kept[:1])
-        os.close(go)
-        os.read(leave, 1)
-        os._exit(0)
-    try:
-        os.read(ready, 1)
+        while kept:
+            signal.pause()
+
+    with beside(keep):
         # The share of this process in what it maps with others changes when such processes begin and end.
-        assert memory_of(os.getpid()) - before > 128 << 20
-    finally:
-        os.close(go)
-        os.waitpid(child, 0)
+        assert until(lambda: memory_of(os.getpid()) - before > 128 << 20)
     assert memory_of(1 << 22) == 0, "there is no such process"
     assert (available_memory() or 0) > 0
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +27,7 @@ from energon_lite.extras.remote import SampleStore, checked_bucket
 from energon_lite.extras.remote.sample_store import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
+from tests.accidents import forked
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
@@ -80,16 +82,12 @@ def test_ranks_share_samples_without_messages(tmp_path: Path, leaf_of: Callable[
     def made(count: int) -> int:
         """How many samples are made by two ranks at the same time."""
         calls.write_text("")
-        children = []
-        for rank in range(2):
-            children.append(os.fork())
-            if not children[-1]:
-                try:
-                    sys.addaudithook(lambda event, _: os._exit(2) if event.startswith("socket.") else None)
-                    found = batches(rank, count, store_in(tmp_path, checked=0))
-                    os._exit(not same(found, expected[rank][:count]))
-                finally:
-                    os._exit(3)
+
+        def rank_of(rank: int) -> None:
+            sys.addaudithook(lambda event, _: os._exit(2) if event.startswith("socket.") else None)
+            assert same(batches(rank, count, store_in(tmp_path, checked=0)), expected[rank][:count])
+
+        children = [forked(partial(rank_of, rank)) for rank in range(2)]
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
         return len(calls.read_text().split())
 

@@ -24,6 +24,7 @@ from energon_lite.extras.inspect import PrometheusEndpoint, prometheus
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.prometheus import exposition
+from tests.accidents import beside
 from tests.extras.inspect.preview.served import serving
 from tests.testing import free_port, in_time
 
@@ -117,16 +118,10 @@ def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
 def test_a_forked_process_does_not_keep_the_port() -> None:
     port = free_port()
     endpoint = PrometheusEndpoint(port)
-    child = os.fork()
-    if not child:
-        signal.pause()
-    try:
+    with beside(signal.pause):
         endpoint.close()
         endpoint.close()
         PrometheusEndpoint(port).close()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 # -- clients that are slow, or many ------------------------------------------------------------------------------------
