@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -24,6 +23,7 @@ from energon_lite import (
 )
 from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
+from tests.servers import upload
 from tests.tables_by_hand import png, write_megatron, write_table
 from tests.testing import CRUDE_YAML, refusal_of, take, text_dataset, train_loader, val_loader
 
@@ -174,8 +174,7 @@ def test_damaged_row_groups_are_counted_skips(tmp_path: Path) -> None:
 
 
 def test_behind_a_url(photos: Path) -> None:
-    fsspec.filesystem("memory").put(str(photos), "/photos", recursive=True)
-    found = batches("memory://photos/*.parquet", reading=Reading(dataset_config="typed.yaml"))
+    found = batches(f"{upload(photos, 'photos')}/*.parquet", reading=Reading(dataset_config="typed.yaml"))
     assert [caption for batch in found for caption in batch.caption] == [f"caption {n}" for n in range(ROWS)]
     assert torch.equal(found[0].image, batches(str(photos), reading=Reading(dataset_config="typed.yaml"))[0].image)
 

@@ -80,19 +80,6 @@ def test_what_is_not_delivered_is_not_written(leaf_of: Any, tmp_path: Path) -> N
             assert [line["key"] for line in json_lines(file)] == expected
 
 
-def test_a_resume_writes_nothing_twice(leaf_of: Any, tmp_path: Path) -> None:
-    file = tmp_path / "bad.jsonl"
-    state = None
-    for _ in range(3):  # each time the last steps are lost, and run again
-        with _loader(leaf_of(30), file) as loader:
-            loader.restore_state_rank(state)
-            for step, _ in zip(range(5), loader, strict=False):
-                if step == 2:
-                    state = loader.save_state_rank()
-    keys = [line["key"] for line in json_lines(file)]
-    assert len(keys) == len(set(keys)) >= 3
-
-
 def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     take(zip(*(_loader(leaf_of(30), file, rank=rank, world_size=2) for rank in range(2)), strict=False), 20)

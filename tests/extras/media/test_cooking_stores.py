@@ -130,17 +130,6 @@ def test_in_all_kinds_of_workers(root: Path) -> None:
     assert [one.index for one in texts[0][2]][:2] == [number, f"{number}.txt"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_in_workers_that_start_afresh(root: Path, start_method: Any) -> None:
-    pool, packing = FileStoreCachePool(parent_cache_dir=root / "cache"), {"packing_buffer_size": 4}
-    ways = {"workers": 1, "start_method": start_method, "cache_pool": pool}
-    with loader_of(root, PackedTexts(), **packing, **ways) as loader:
-        batch = next(iter(loader))
-    assert list((root / "cache").iterdir()) == []
-    assert batch.text == first(root, PackedTexts(), **packing).text
-
-
 def test_without_a_pool_and_with_another_one_batches_and_states_are_the_same(root: Path) -> None:
     seen = []
     for pool in (None, NoCachePool(), FileStoreCachePool(parent_cache_dir=root / "cache", method="pickle")):
