@@ -1,5 +1,7 @@
-"""A store of samples changes no batch, whatever happens to its files, its disk, its bucket and its writers; and spares
-the work where it can."""
+"""A store of samples changes no batch, whatever happens to its disk and its bucket; and spares the work where it can.
+
+Its files are those of ``test_range_cache.py``, where they are damaged and their writers killed.
+"""
 
 from __future__ import annotations
 
