@@ -1,4 +1,4 @@
-"""Accidents: processes that are killed at any step of their work, and files that are damaged."""
+"""Accidents: processes that are killed at any step of their work, work that is interrupted, and damaged files."""
 
 from __future__ import annotations
 
