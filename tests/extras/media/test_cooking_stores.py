@@ -89,22 +89,19 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 AUX = {"texts": "./texts", "notes": "filesystem://notes"}
 
 
-def blend(root: Path, aux: dict[str, str] | None = None, **more: Any) -> Path:
+def blend(root: Path, aux: dict[str, str] = AUX) -> Path:
     """A document whose training split is the crude data set with these stores."""
-    reference = {"path": "own", "aux": AUX if aux is None else aux} | more
-    (root / "blend.yaml").write_text(yaml.safe_dump({"splits": {"train": reference}}))
+    (root / "blend.yaml").write_text(yaml.safe_dump({"splits": {"train": {"path": "own", "aux": aux}}}))
     return root / "blend.yaml"
 
 
-def loader_of(
-    root: Path, encoder: TaskEncoder, aux: dict[str, str] | None = None, workers: int = 0, **more: Any
-) -> Any:
+def loader_of(root: Path, encoder: TaskEncoder, aux: dict[str, str] = AUX, workers: int = 0, **more: Any) -> Any:
     return train_loader(blend(root, aux), workers, batch_size=2, task_encoder=encoder, **more)
 
 
-def first(root: Path, encoder: TaskEncoder, aux: dict[str, str] | None = None, **more: Any) -> Any:
+def first(root: Path, encoder: TaskEncoder, aux: dict[str, str] = AUX) -> Any:
     """The first batch, without workers."""
-    return next(iter(loader_of(root, encoder, aux, **more)))
+    return next(iter(loader_of(root, encoder, aux)))
 
 
 def test_in_all_kinds_of_workers(root: Path) -> None:
@@ -159,7 +156,7 @@ def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
 
 def test_without_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "metadataset_keys", dict)
-    for encoder, aux, place in ((Texts(), None, "blend.yaml:4"), (Primary(), {}, "own")):
+    for encoder, aux, place in ((Texts(), AUX, "blend.yaml:4"), (Primary(), {}, "own")):
         with pytest.raises(ConfigError, match="opened by the extra 'media', which is not installed") as error:
             loader_of(root, encoder, aux)
         assert error.value.where == f"{root}/{place}"
