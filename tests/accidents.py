@@ -1,4 +1,4 @@
-"""Accidents: processes that are killed at any step of their work, and files that are damaged."""
+"""Accidents: processes that are killed at any step of their work, work that is interrupted, and damaged files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 #: Functions of ``os`` that change what is on the disk, or promise that it is there.
@@ -55,18 +57,48 @@ def die_at(step: int, more: Sequence[tuple[Any, str]] = ()) -> None:
 
 def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, str]] = ()) -> bool:
     """Do ``work`` in a child that is killed when it begins its ``step``-th step (from 0); whether it was."""
-    child = os.fork()
-    if not child:
-        try:
-            die_at(step, more)
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(forked(lambda: (die_at(step, more), work())), 0)
     assert status in (0, signal.SIGKILL), status
     return status != 0
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Process id of a child that does ``work``, and ends: with status 0, or with another one if it raises."""
+    if child := os.fork():
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+@contextmanager
+def beside(work: Callable[[], object]) -> Iterator[int]:
+    """Process id of a child that does ``work``, and is killed at the end."""
+    child = forked(work)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@contextmanager
+def interrupted(owner: Any, name: str, at: Callable[..., bool] = lambda *_: False) -> Iterator[list[tuple[Any, ...]]]:
+    """Have a function raise KeyboardInterrupt for arguments of which ``at`` holds; yields those of its other calls."""
+    function, done = getattr(owner, name), list[tuple[Any, ...]]()
+
+    def call(*arguments: Any) -> Any:
+        if at(*arguments):
+            raise KeyboardInterrupt
+        done.append(arguments)
+        return function(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, call)
+        yield done
 
 
 def damaged(data: st.DataObject, whole: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.testing import load_profile, same, text_dataset, write_dataset
+from tests.testing import load_profile, text_dataset, write_dataset
 
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.
@@ -69,8 +69,3 @@ def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[count, tag]
 
     return make
-
-
-@pytest.fixture(name="same", scope="session")
-def _same() -> Callable[[Any, Any], bool]:
-    return same

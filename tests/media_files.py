@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
@@ -53,23 +51,18 @@ def add_sound(container: Any, stream: Any, seconds: int, channels: int) -> None:
 
 
 @cache
-def film(kind: str, *, varying: bool = False, seconds: int = SECONDS, options: tuple[str, ...] = ()) -> bytes:
+def film(kind: str, *, varying: bool = False, seconds: int = SECONDS) -> bytes:
     """A film with sound.
 
     Args:
         kind: extension.
         varying: leave some frames out.
         seconds: how long it is.
-        options: of the container, ``name=value``.
     """
     codec, sound_codec = CONTAINERS[kind]
     names = {"mkv": "matroska"}
-    given = dict(one.split("=") for one in options)
-    # A file that is written a second time, its index first, has to have a name.
-    with (
-        TemporaryDirectory() as folder,
-        av.open(f"{folder}/film", "w", format=names.get(kind, kind), options=given) as container,
-    ):
+    file = io.BytesIO()
+    with av.open(file, "w", format=names.get(kind, kind)) as container:
         video = container.add_stream(codec, rate=FPS)
         video.width, video.height, video.pix_fmt = 48, 32, "yuv420p"
         video.codec_context.gop_size = FPS
@@ -83,8 +76,7 @@ def film(kind: str, *, varying: bool = False, seconds: int = SECONDS, options: t
             container.mux(video.encode(picture))
         container.mux(video.encode(None))
         add_sound(container, sound, seconds, 1)
-        container.close()
-        return Path(folder, "film").read_bytes()
+    return file.getvalue()
 
 
 @cache

@@ -169,6 +169,16 @@ def script(path: Path) -> ModuleType:
     return module
 
 
+def contents_of(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    """The contents of all files in a folder, and below it, by name."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob(pattern) if file.is_file()}
+
+
+def json_lines(path: Path) -> list[Any]:
+    """The values in the lines of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def free_port() -> int:
     """A free port below those that systems give to connections: none takes it before its test does."""
     for port in random.SystemRandom().sample(range(20_000, 30_000), 100):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.extras.formats import convert_command, shard_writers
 from energon_lite.extras.formats.convert_command import DONE_FILE, ConvertReport, convert_dataset
 from energon_lite.extras.formats.convert_samples import as_file, as_json
 from energon_lite.storage.sharded_job import Ranks
+from tests.accidents import interrupted
 from tests.tables_by_hand import png
-from tests.testing import ALONE, examples, invoke
+from tests.testing import CRUDE_YAML, contents_of, examples, json_lines, output_of, same, val_loader, write_dataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 SAMPLES = 30
 
 
@@ -51,13 +50,13 @@ def parts_of(number: int) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def tars(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shards = {f"s{k}.tar": [(f"{k}/{n}", parts_of(k * 10 + n)) for n in range(10)] for k in range(3)}
-    return write_dataset(tmp_path_factory.mktemp("tars") / "data", shards, dataset_yaml=CRUDE)
+    return write_dataset(tmp_path_factory.mktemp("tars") / "data", shards, dataset_yaml=CRUDE_YAML)
 
 
 def samples(path: Any) -> list[dict[str, Any]]:
-    with get_savable_loader(get_val_dataset(path, split_part="train", worker_config=ALONE)) as loader:
+    with val_loader(path, split_part="train") as loader:
         return [{name: value for name, value in dict(one).items() if not name.startswith("__")} for one in loader]
 
 
@@ -70,7 +69,7 @@ def with_types(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("to", ["mds", "parquet", "tar"])
-def test_there_and_back(tmp_path: Path, tars: Path, to: str, same: Any) -> None:
+def test_there_and_back(tmp_path: Path, tars: Path, to: str) -> None:
     report = convert(tars, tmp_path / "there", to, samples_per_shard=7)
     assert (report.samples, report.shards, report.made) == (SAMPLES, 5, 5)
     assert not (tmp_path / "there" / convert_command.WORK_FOLDER).exists()
@@ -106,14 +105,14 @@ def test_jsonl(tmp_path: Path, tars: Path) -> None:
         file.unlink(missing_ok=True)  # one that was removed is made again
         report = convert(tars, file, "jsonl", without=("png", "bin"), samples_per_shard=7)
     assert report.samples == SAMPLES and [path.name for path in tmp_path.glob("lines*")].count("lines.jsonl") == 1
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = json_lines(file)
     assert [line["cls"] for line in lines] == list(range(SAMPLES)) and lines[5]["tokens.npy"] == [0, 1]
     assert samples(file)[7]["json"] == lines[7]
     assert Path(convert(file, tmp_path / "odd.jsonl", "parquet").path, "shard-00000.parquet").exists()
     convert(file, tmp_path / "table", "parquet", split="train")
     again = tmp_path / "again.jsonl"
     convert(tmp_path / "table", again, "jsonl")
-    assert [json.loads(line) for line in again.read_text().splitlines()] == lines
+    assert json_lines(again) == lines
 
 
 SCALARS = {
@@ -128,7 +127,7 @@ SCALARS = {
 
 @settings(max_examples=examples(12))
 @given(st.data(), st.lists(st.sampled_from(list(SCALARS)), min_size=1, unique=True), st.sampled_from(["mds", "jsonl"]))
-def test_any_table(tmp_path_factory: pytest.TempPathFactory, same: Any, data: Any, names: list[str], to: str) -> None:
+def test_any_table(tmp_path_factory: pytest.TempPathFactory, data: Any, names: list[str], to: str) -> None:
     folder = tmp_path_factory.mktemp("table")
     rows = data.draw(st.integers(1, 6))
     names = [name for name in names if name != "bytes" or to != "jsonl"] or ["text"]
@@ -223,36 +222,28 @@ def test_values_that_only_some_formats_have() -> None:
     assert shard_writers.Mds(rows, "there").write(file, rows) == 1 and file.getvalue().endswith(data)
 
 
-def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_run_again(tmp_path: Path, tars: Path) -> None:
     target, options = tmp_path / "new", {"samples_per_shard": 7}
     whole = tmp_path / "whole"
     convert(tars, whole, "mds", **options)
 
-    def killed(self: Any, unit: int) -> Any:
-        if unit == 3:
-            raise KeyboardInterrupt
-        return do(self, unit)
-
-    do = convert_command._Shards.do
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(convert_command._Shards, "do", killed)
+    killed = partial(interrupted, convert_command._Shards, "do", lambda _, unit: unit == 3)
+    with killed(), pytest.raises(KeyboardInterrupt):
         convert(tars, target, "mds", **options)
     assert not (target / "index.json").exists()
     with pytest.raises(UsageError, match="begun with other settings"):
         convert(tars, target, "mds", samples_per_shard=8)
     assert convert(tars, target, "mds", **options).made == 2
-    files = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
-    assert files == {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
+    assert contents_of(whole) == contents_of(target)
     assert convert(tars, target, "mds", **options).made == 0
     report = convert(tars, target, "mds", samples_per_shard=15, force_overwrite=True)
     assert report.shards == 2 and len(list(target.glob("*.mds"))) == 2
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(convert_command._Shards, "do", killed)
+    with killed(), pytest.raises(KeyboardInterrupt):
         convert(tars, target, "mds", force_overwrite=True, **options)
     assert not (target / DONE_FILE).exists() and len(list(target.glob("*.mds"))) == 3
 
 
-def test_several_ranks(tmp_path: Path, tars: Path, same: Any) -> None:
+def test_several_ranks(tmp_path: Path, tars: Path) -> None:
     def one(rank: int) -> ConvertReport:
         return convert(tars, tmp_path / "new", "parquet", samples_per_shard=7, ranks=Ranks(rank, 2, 60))
 
@@ -270,20 +261,20 @@ def test_groups_of_rows_end_by_the_bytes_in_them(monkeypatch: pytest.MonkeyPatch
     assert [pq.ParquetFile(file).metadata.row_group(group).num_rows for group in range(3)] == [2, 2, 1]
 
 
-def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Callable[..., Path]) -> None:
+def test_what_cannot_be_written(tmp_path: Path, tars: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     for options in ({}, {"force_overwrite": True}):
         with pytest.raises(UsageError, match="the target exists already"):
             convert(tars, tmp_path / "mine", "mds", **options)
     uneven = {"s.tar": [("a", {"txt": b"x"}), ("b", {"txt": b"y", "cls": b"1"})]}
-    path = write_dataset(tmp_path / "uneven", uneven, dataset_yaml=CRUDE)
+    path = write_dataset(tmp_path / "uneven", uneven, dataset_yaml=CRUDE_YAML)
     for to in ("mds", "parquet"):
         with pytest.raises((UsageError, DatasetError), match="sample 'b' differs from the first samples"):
             convert(path, tmp_path / to, to, look=1)
     arrays = {"s.tar": [(key, {"n.npy": array(np.ones(2, key))}) for key in ("u2", "i4")]}
     with pytest.raises((UsageError, DatasetError), match="arrays of several types"):
-        other = write_dataset(tmp_path / "arrays", arrays, dataset_yaml=CRUDE)
+        other = write_dataset(tmp_path / "arrays", arrays, dataset_yaml=CRUDE_YAML)
         convert(other, tmp_path / "other", "parquet", look=1)
     convert(path, tmp_path / "good", "parquet")
     assert samples(tmp_path / "good") == [{"txt": "x", "cls": None}, {"txt": "y", "cls": 1}]
@@ -299,10 +290,8 @@ def test_what_cannot_be_written(tmp_path: Path, tars: Path, write_dataset: Calla
 @pytest.mark.slow
 def test_the_command_on_several_processes(tmp_path: Path, tars: Path) -> None:
     arguments = f"convert {tars} {tmp_path}/new --to mds --samples-per-shard 4 --no-progress".split()
-    result = invoke(*arguments, "--num-workers", "2", "--without", "png")
-    assert result.exit_code == 0, result.output
-    assert f"{SAMPLES} samples in 8 shards, " in result.output and " kB: " in result.output
+    said = output_of(*arguments, "--num-workers", "2", "--without", "png")
+    assert f"{SAMPLES} samples in 8 shards, " in said and " kB: " in said
     assert "png" not in samples(tmp_path / "new")[0] and (tmp_path / "new" / DONE_FILE).exists()
-    result = invoke(*arguments, "--without", "png")
-    assert "8 shards of them there already" in result.output
+    assert "8 shards of them there already" in output_of(*arguments, "--without", "png")
     assert "streaming" not in sys.modules

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -19,24 +18,21 @@ from energon_lite import (
     DefaultTaskEncoder,
     EnergonLiteError,
     Reading,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
     register_source,
     stateless,
 )
 from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
-from tests.tables_by_hand import png, write_megatron
-from tests.testing import ALONE, alone, refusal_of, take, text_dataset
+from tests.servers import upload
+from tests.tables_by_hand import png, write_megatron, write_table
+from tests.testing import CRUDE_YAML, refusal_of, take, text_dataset, train_loader, val_loader
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
 
 ROWS = 60
 TYPED = """\
-sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+sample_type: CaptioningSample
 columns: {png: "image[bytes]", txt: caption}
 field_map: {image: png, caption: txt}
 """
@@ -54,16 +50,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     for number in range(2):
-        name = f"train-{number:05}-of-00002.parquet"
-        pq.write_table(table.slice(number * 30, 30), folder / name, row_group_size=8)
+        write_table(folder / f"train-{number:05}-of-00002.parquet", table.slice(number * 30, 30), 8)
     (folder / ".nv-meta").mkdir()
     (folder / ".nv-meta" / "typed.yaml").write_text(TYPED)
     return folder
 
 
-def batches(path: Any, function: Any = get_val_dataset, workers: int = 0, **options: Any) -> list[Any]:
-    options = {"split_part": "train", "batch_size": 8} | options
-    with get_savable_loader(function(path, worker_config=alone(workers), **options)) as loader:
+def batches(path: Any, make: Any = val_loader, **options: Any) -> list[Any]:
+    with make(path, **{"split_part": "train", "batch_size": 8} | options) as loader:
         return list(loader)
 
 
@@ -108,10 +102,10 @@ def test_typed_samples(photos: Path) -> None:
 
 def test_a_choice_of_columns(photos: Path) -> None:
     document = photos / ".nv-meta" / "some.yaml"
-    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: [caption]\n")
+    document.write_text(f"{CRUDE_YAML}columns: [caption]\n")
     found = batches(str(photos), reading=Reading(dataset_config="some.yaml"))
     assert found[1]["caption"][0] == "caption 8" and "image" not in found[1]
-    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: {txt: captoin}\n")
+    document.write_text(f"{CRUDE_YAML}columns: {{txt: captoin}}\n")
     with pytest.raises(ConfigError, match="no column 'captoin'") as error:
         batches(str(photos), reading=Reading(dataset_config="some.yaml"))
     assert "did you mean 'caption'?" in str(error.value.fix) and str(error.value.where).startswith(str(document))
@@ -130,8 +124,7 @@ def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> 
     options: dict[str, Any] = {"batch_size": 3, "max_samples_per_sequence": 8, "shuffle_buffer_size": 24}
 
     def loader(rank: int, world: int) -> Any:
-        config = WorkerConfig(rank=rank, world_size=world)
-        return get_savable_loader(get_train_dataset(tmp_path / "blend.yaml", worker_config=config, **options))
+        return train_loader(tmp_path / "blend.yaml", rank=rank, world_size=world, **options)
 
     with loader(0, 1) as one:
         iterator = iter(one)
@@ -148,15 +141,16 @@ def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> 
 @pytest.mark.parametrize("start", ["fork", "spawn", "thread"])
 @pytest.mark.slow
 def test_on_workers(photos: Path, start: str) -> None:
-    expected = [batch["caption"] for batch in batches(str(photos), get_train_dataset, repeat=False)]
-    dataset = get_train_dataset(str(photos), worker_config=alone(2), batch_size=8, repeat=False)
-    with get_savable_loader(dataset, start_method=start) as loader:
-        assert [batch["caption"] for batch in loader] == expected
+    one, two = (
+        batches(str(photos), train_loader, repeat=False, **more)
+        for more in ({}, {"num_workers": 2, "start_method": start})
+    )
+    assert [batch["caption"] for batch in one] == [batch["caption"] for batch in two]
 
 
 def test_lengths_from_a_column_plan_batches(photos: Path) -> None:
     batching = ByTokens(BestFit(Capacity(20)), length_column="num_tokens")
-    found = batches(str(photos), get_train_dataset, batch_size=None, batching=batching, repeat=False)
+    found = batches(str(photos), train_loader, batch_size=None, batching=batching, repeat=False)
     assert {caption for batch in found for caption in batch["caption"]} == {f"caption {n}" for n in range(ROWS)}
     assert sum(len(batch["caption"]) for batch in found) == ROWS
     assert all(sum(batch["num_tokens"]) <= 20 for batch in found)
@@ -172,7 +166,7 @@ def test_damaged_row_groups_are_counted_skips(tmp_path: Path) -> None:
     data = path.read_bytes()
     at = data.index(b"number 13")
     path.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    with get_savable_loader(get_val_dataset(str(path), worker_config=ALONE, batch_size=10)) as loader:
+    with val_loader(str(path), batch_size=10) as loader:
         texts = [text for batch in loader for text in batch["text"]]
         stats = loader.stats()
     assert texts == [f"text number {n}" for n in range(40) if n // 10 != 1]
@@ -180,8 +174,7 @@ def test_damaged_row_groups_are_counted_skips(tmp_path: Path) -> None:
 
 
 def test_behind_a_url(photos: Path) -> None:
-    fsspec.filesystem("memory").put(str(photos), "/photos", recursive=True)
-    found = batches("memory://photos/*.parquet", reading=Reading(dataset_config="typed.yaml"))
+    found = batches(f"{upload(photos, 'photos')}/*.parquet", reading=Reading(dataset_config="typed.yaml"))
     assert [caption for batch in found for caption in batch.caption] == [f"caption {n}" for n in range(ROWS)]
     assert torch.equal(found[0].image, batches(str(photos), reading=Reading(dataset_config="typed.yaml"))[0].image)
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, ShardFormatError, UsageError
 from energon_lite.extras.formats.mds import MdsSource, open_source
 from energon_lite.extras.formats.mds_values import decoder_of, fixed_size, ndarray_bytes
+from tests.servers import upload
 from tests.tables_by_hand import write_mds
 
 COLUMNS: dict[str, tuple[str, int | None]] = {"text": ("str", None), "n": ("int", 8), "x": ("ndarray:int16:2", 4)}
@@ -92,9 +92,7 @@ def test_compressed_shards_are_unpacked_into_the_cache(
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
-    for file in write_mds(tmp_path, COLUMNS, SHARDS).iterdir():
-        fsspec.filesystem("memory").pipe_file(f"/mds/{file.name}", file.read_bytes())
-    source = open_source("memory://mds/index.json", "train")
+    source = open_source(f"{upload(write_mds(tmp_path, COLUMNS, SHARDS), 'mds')}/index.json", "train")
     assert source.read_many([4, 1])["n"] == [4, 1]
 
 

@@ -7,7 +7,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from energon_lite import EnergonLiteError, get_train_dataset
 from energon_lite.errors import DataIndexError, MissingShardError, NotPreparedError, ShardChangedError, ShardFormatError
 from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
+from tests.servers import upload
 from tests.tables_by_hand import write_megatron
 from tests.testing import ALONE, examples
 
@@ -52,9 +52,7 @@ def test_modes(tmp_path: Path) -> None:
 
 def test_behind_a_url(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "m", DOCUMENTS)
-    for ending in (".bin", ".idx"):
-        fsspec.filesystem("memory").pipe_file(f"/tokens/m{ending}", Path(f"{path}{ending}").read_bytes())
-    source = MegatronSource("memory://tokens/m.bin")
+    source = MegatronSource(f"{upload(tmp_path, 'tokens')}/m.bin")
     assert [tokens.tolist() for tokens in source.read_many([1, 0])["tokens"]] == [[4, 5, 6], [1, 2, 3]]
     assert source.identity == MegatronSource(str(path)).identity
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_lite import WorkerConfig, get_train_dataset
 from energon_lite.extras.inspect.analyze_debug import save_heat_map
-from tests.testing import batches_of, command, text_dataset
+from tests.testing import command, take, text_dataset, train_loader
 
 
 def analyze(*arguments: object) -> tuple[int, str]:
@@ -18,25 +17,22 @@ def analyze(*arguments: object) -> tuple[int, str]:
 
 
 class TestHeatMap:
+    def drawn(self, folder: Path, seen: Any, last: tuple[int, int], steps: int = 4, colours: int = 1) -> Any:
+        path = str(folder / "a.png")
+        assert save_heat_map(path, seen, samples=4, steps=steps, colours=colours, gain=1.0) == last
+        return np.asarray(Image.open(path))
+
     def test_small_ones_by_hand(self, tmp_path: Path) -> None:
-        seen = [(0, 0, 5), (1, 0, 5), (1, 0, 5), (3, 1, 5)]
-        path = str(tmp_path / "a.png")
-        assert save_heat_map(path, seen, samples=4, steps=2, colours=1, gain=1.0) == (3, 1)
-        pixels = np.asarray(Image.open(path))[:, :, 0]
-        assert pixels.tolist() == [[127, 0], [255, 0], [0, 0], [0, 127]]
+        pixels = self.drawn(tmp_path, [(0, 0, 5), (1, 0, 5), (1, 0, 5), (3, 1, 5)], (3, 1), steps=2)
+        assert pixels[:, :, 0].tolist() == [[127, 0], [255, 0], [0, 0], [0, 127]]
 
     def test_it_becomes_coarser(self, tmp_path: Path) -> None:
-        seen = [(number, number, 0) for number in range(16)]
-        path = str(tmp_path / "a.png")
-        assert save_heat_map(path, seen, samples=4, steps=4, colours=1, gain=1.0) == (15, 15)
-        pixels = np.asarray(Image.open(path))[:, :, 0]
-        assert (pixels == 255 * np.eye(4)).all()  # nothing is lost: each cell has four of them
+        pixels = self.drawn(tmp_path, [(number, number, 0) for number in range(16)], (15, 15))
+        assert (pixels[:, :, 0] == 255 * np.eye(4)).all()  # nothing is lost: each cell has four of them
 
     def test_ranks_have_colours(self, tmp_path: Path) -> None:
-        path = str(tmp_path / "a.png")
-        seen = [(rank, 0, rank) for rank in range(3)]
-        assert save_heat_map(path, seen, samples=4, steps=4, colours=3, gain=1.0) == (2, 0)
-        assert len({tuple(pixel) for pixel in np.asarray(Image.open(path))[:, 0].tolist()}) == 3
+        pixels = self.drawn(tmp_path, [(rank, 0, rank) for rank in range(3)], (2, 0), colours=3)
+        assert len({tuple(pixel) for pixel in pixels[:, 0].tolist()}) == 3
 
 
 @pytest.fixture
@@ -45,8 +41,9 @@ def traces(tmp_path: Path) -> Path:
     path = text_dataset(tmp_path / "data", 10)
     (tmp_path / "traces").mkdir()
     for rank in range(2):
-        dataset = get_train_dataset(path, worker_config=WorkerConfig(rank=rank, world_size=2), batch_size=1)
-        batches_of(dataset, 10, trace=str(tmp_path / f"traces/{rank}.jsonl"))
+        trace = str(tmp_path / f"traces/{rank}.jsonl")
+        with train_loader(path, rank=rank, world_size=2, batch_size=1, trace=trace) as loader:
+            take(loader, 10)
     return tmp_path / "traces"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, TaskEncoder, get_train_dataset, get_val_dataset, stateless
 from energon_lite.errors import UsageError
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.extras.energon.wrappers.datasets import EpochizeDataset
 from energon_lite.extras.inspect import find_samples, sample_history
+from energon_lite.extras.inspect.appearances import SampleHistory
 from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.loading.saved_states import merged
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from tests.core.laws.token_data import Tokens
-from tests.testing import ALONE, examples, take, write_dataset
+from tests.testing import ALONE, examples, metadataset, take, train_loader, write_dataset
 
 
 @pytest.fixture
@@ -48,49 +41,57 @@ def blend(tmp_path: Path) -> dict[str, Any]:
         {"path": str(tmp_path / "a"), "weight": 2},
         {"path": str(tmp_path / "b"), "weight": 1, "subset": {"range": ["20%", "80%"]}},
     ]
-    blend = {"blend": parts}
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": blend, "val": blend}}
+    return metadataset({"blend": parts})
 
 
-def check(dataset: Any, steps: int) -> None:
-    """Go through some steps of a run, and compare with what is said of each sample afterwards."""
+def histories(dataset: Any, state: Any) -> Iterator[tuple[tuple[int, int], SampleHistory]]:
+    """Leaf and index of each sample, and what is said of it."""
+    for leaf, one in enumerate(dataset.leaves):
+        for index in range(len(one.source)):
+            yield (leaf, index), sample_history(dataset, leaf, index, state, most=1000)
+
+
+def by_tokens(step: int | None, chunk: int) -> dict[str, Any]:
+    batching = {"batching": BestFit(Capacity(70), oversize="error"), "micro_batches_per_step": step}
+    return {"chunk_size": chunk, "task_encoder": Tokens(), **batching}
+
+
+@pytest.mark.usefixtures("known_lengths")
+@pytest.mark.parametrize(
+    ("steps", "arguments"),
+    [
+        (45, {"batch_size": 3}),
+        (45, {"batch_size": 3, "shuffle_buffer_size": 30, "max_samples_per_sequence": 4}),
+        *((31, by_tokens(*numbers)) for numbers in ((None, 50), (6, 50), (None, 4))),
+    ],
+)
+def test_all_that_a_run_went_through(blend: Any, steps: int, arguments: dict[str, Any]) -> None:
     seen: dict[tuple[int, int], list[int]] = {}
-    with get_savable_loader(dataset) as loader:
+    with train_loader(blend, **arguments) as loader:
         iterator = iter(loader)
         for number in range(steps):
             for leaf, index, *_ in loader._dataset_iterator.addresses_at(None, number, [0])[0]:
                 seen.setdefault((leaf, index), []).append(number)
             next(iterator)
         state = loader.save_state_rank()
-    for leaf, one in enumerate(dataset.leaves):
-        for index in range(len(one.source)):
-            history = sample_history(dataset, leaf, index, state, most=1000)
-            found = [appearance.micro_batch for appearance in history.appearances]
-            assert found == seen.get((leaf, index), []) and history.times == len(found)
-            coming = None if history.coming is None else history.coming.micro_batch
-            assert coming is None or coming >= steps  # None: none, or its number is not known so far ahead
-            assert find_samples(dataset, history.key) == [(leaf, index)]
-
-
-@pytest.mark.parametrize("window", [{}, {"shuffle_buffer_size": 30, "max_samples_per_sequence": 4}])
-def test_of_a_number_of_samples(blend: Any, window: Any) -> None:
-    check(get_train_dataset(blend, batch_size=3, worker_config=ALONE, **window), 45)
+    for place, history in histories(loader.dataset, state):
+        found = [appearance.micro_batch for appearance in history.appearances]
+        assert found == seen.get(place, []) and history.times == len(found)
+        coming = None if history.coming is None else history.coming.micro_batch
+        assert coming is None or coming >= steps  # None: none, or its number is not known so far ahead
+        assert find_samples(loader.dataset, history.key) == [place]
 
 
 def test_in_passes(tmp_path: Path, blend: Any) -> None:
-    dataset = get_train_dataset(tmp_path / "a", batch_size=3, repeat=False, batch_drop_last=True, worker_config=ALONE)
-    with get_savable_loader(dataset) as loader:
-        every = [list(loader), list(loader)]
-        half = take(loader, 10)
+    with train_loader(tmp_path / "a", batch_size=3, repeat=False, batch_drop_last=True) as loader:
+        batches = [*loader, *loader, *take(loader, 10)]
         state = loader.state_dict()
     assert state["pass_number"] == 2
-    keys = [key for batches in (*every, half) for batch in batches for key in batch.__key__]
-    for index in range(40):
-        history = sample_history(dataset, 0, index, state)
+    keys, found = [key for batch in batches for key in batch.__key__], dict(histories(loader.dataset, state))
+    for history in found.values():
         # The batch behind the ten was taken from the loader, too.
         assert history.times - keys.count(history.key) in (0, 1), history
-    times = [sample_history(dataset, 0, index, state).times for index in range(40)]
-    assert sum(times) == 13 * 3 * 2 + state["position"] * 3
+    assert sum(history.times for history in found.values()) == 13 * 3 * 2 + state["position"] * 3
 
 
 def test_of_validation(blend: Any) -> None:
@@ -100,21 +101,11 @@ def test_of_validation(blend: Any) -> None:
 
 
 @pytest.mark.usefixtures("known_lengths")
-@pytest.mark.parametrize(("step", "chunk"), [(None, 50), (6, 50), (None, 4)])
-def test_by_tokens(blend: Any, step: int | None, chunk: int) -> None:
-    given: dict[str, Any] = {"batching": BestFit(Capacity(70), oversize="error"), "micro_batches_per_step": step}
-    check(get_train_dataset(blend, chunk_size=chunk, task_encoder=Tokens(), worker_config=ALONE, **given), 31)
-
-
-@pytest.mark.usefixtures("known_lengths")
 def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
-    batching = BestFit(Capacity(30), oversize="drop")
-    dataset = get_train_dataset(blend, batching=batching, chunk_size=50, task_encoder=Tokens(), worker_config=ALONE)
     long = next(index for index in range(40) if index * 37 % 60 + 1 > 30)
-    with get_savable_loader(dataset) as loader:
+    with train_loader(blend, **by_tokens(None, 50) | {"batching": BestFit(Capacity(30), oversize="drop")}) as loader:
         take(loader, 100)
-        state = loader.save_state_rank()
-    history = sample_history(dataset, 0, long, state)
+        history = sample_history(loader.dataset, 0, long, loader.save_state_rank())
     assert history.appearances == () and history.coming is None
 
 
@@ -126,19 +117,12 @@ class Yields(TaskEncoder):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_in_lanes(blend: Any, world: int) -> None:
-    def loader_of(rank: int) -> Any:
-        config = WorkerConfig(rank=rank, world_size=world)
-        lanes: dict[str, Any] = {"lanes": 4, "chunk_size": 8, "task_encoder": Yields()}
-        return get_savable_loader(get_train_dataset(blend, batch_size=3, worker_config=config, **lanes))
-
-    loaders = [loader_of(rank) for rank in range(world)]
+    lanes: dict[str, Any] = {"lanes": 4, "chunk_size": 8, "task_encoder": Yields(), "batch_size": 3}
+    loaders = [train_loader(blend, rank=rank, world_size=world, **lanes) for rank in range(world)]
     keys = [key for batches in take(zip(*loaders, strict=True), 30 // world) for one in batches for key in one.__key__]
     state = merged([loader.save_state_rank() for loader in loaders])
-    dataset = loaders[0].dataset
-    for leaf, one in enumerate(dataset.leaves):
-        for index in range(len(one.source)):
-            history = sample_history(dataset, leaf, index, state, most=1000)
-            assert history.times == len(history.appearances) == keys.count(history.key)
+    for _, history in histories(loaders[0].dataset, state):
+        assert history.times == len(history.appearances) == keys.count(history.key)
 
 
 def test_what_there_is_not_is_refused(blend: Any) -> None:

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, get_train_dataset, stateless
 from energon_lite.batching.digests import set_digest
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.appearances import SampleHistory
@@ -27,7 +21,7 @@ from energon_lite.extras.inspect.audited_run import (
     read_traces,
 )
 from energon_lite.order.hashing import MASK64
-from tests.testing import ALONE, batches_of, command, write_dataset
+from tests.testing import ALONE, command, json_lines, take, train_loader, write_dataset
 
 
 @pytest.fixture
@@ -42,11 +36,10 @@ def audit(*arguments: object) -> tuple[int, str]:
 
 def go(texts: Path, trace: Path, world: int, steps: int, state: Any = None, seed: int = 0, save_at: int = 0) -> Any:
     """Some steps of all ranks; returns the state after the last step, or after another one."""
-    loaders = []
-    for rank in range(world):
-        config = WorkerConfig(rank=rank, world_size=world, seed_offset=seed)
-        loaders.append(get_savable_loader(get_train_dataset(texts, batch_size=2, worker_config=config), trace=trace))
-        loaders[-1].restore_state_rank(state)
+    run: dict[str, Any] = {"world_size": world, "seed_offset": seed, "batch_size": 2, "trace": trace}
+    loaders = [train_loader(texts, rank=rank, **run) for rank in range(world)]
+    for loader in loaders:
+        loader.restore_state_rank(state)
     iterators, saved = [iter(loader) for loader in loaders], None
     for step in range(1, steps + 1):
         for iterator in iterators:
@@ -56,6 +49,13 @@ def go(texts: Path, trace: Path, world: int, steps: int, state: Any = None, seed
     for loader in loaders:
         loader.close()
     return saved
+
+
+@pytest.fixture
+def run(texts: Path, tmp_path: Path) -> tuple[Path, list[object]]:
+    """The trace of 24 steps of one rank, and options with its data and its state."""
+    (tmp_path / "state.json").write_text(json.dumps(go(texts, tmp_path / "trace.jsonl", 1, 24)))
+    return tmp_path / "trace.jsonl", ["--data", texts, "--state", tmp_path / "state.json"]
 
 
 def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path) -> None:
@@ -81,9 +81,8 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
     assert read_traces(theirs) == steps[:-1]  # the last step may be incomplete
 
 
-def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
-    trace, saved = tmp_path / "trace.jsonl", tmp_path / "state.json"
-    saved.write_text(json.dumps(go(texts, trace, 1, 24)))
+def test_a_fault_of_one_sample_is_named(texts: Path, run: tuple[Path, list[object]]) -> None:
+    trace, given_data = run
     lines = trace.read_text().splitlines()
     given = get_train_dataset(texts, batch_size=2, worker_config=ALONE)
     plan = PlannedSteps(given).addresses(0, 0, 24)
@@ -96,7 +95,6 @@ def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
             made[1 + number]["digest"] = f"{int(made[1 + number]['digest'], 16) + difference & MASK64:016x}"
         trace.write_text("\n".join(map(json.dumps, made)))
 
-    given_data = ("--data", texts, "--state", saved)
     for lost, added, said in (
         ([own], [], f"  {named[0]} was lost"),
         ([], [before], f"  {named[1]} was used once more than planned"),
@@ -117,20 +115,18 @@ def test_a_fault_of_one_sample_is_named(texts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("without", "named"), [(slice(7, 9), "es 6 to 7"), (slice(20, None), "es 19 to 23"), (slice(7, 8), " 6")]
 )
-def test_lines_that_were_lost_are_named(texts: Path, tmp_path: Path, without: slice, named: str) -> None:
-    trace, saved = tmp_path / "trace.jsonl", tmp_path / "state.json"
-    saved.write_text(json.dumps(go(texts, trace, 1, 24)))
+def test_lines_that_were_lost_are_named(run: tuple[Path, list[object]], without: slice, named: str) -> None:
+    trace, given_data = run
     lines = trace.read_text().splitlines(keepends=True)
     del lines[without]
     trace.write_text("".join(lines))
-    code, said = audit(trace, "--data", texts, "--state", saved)
+    code, said = audit(trace, *given_data)
     assert code == 1 and f"micro-batch{named} of pass 0: without a line" in said
 
 
-def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "state.json"
-    saved.write_text(json.dumps(go(texts, tmp_path / "trace.jsonl", 1, 24)))
-    seen = [key for text in (tmp_path / "trace.jsonl").open() for key in json.loads(text).get("keys", ())]
+def test_a_sample_is_looked_up_in_a_state(texts: Path, run: tuple[Path, list[object]]) -> None:
+    trace, given_data = run
+    saved, seen = given_data[-1], [key for line in json_lines(trace) for key in line.get("keys", ())]
     for key in ("t000", "t017"):
         code, said = audit(saved, "--data", texts, "--key", key, "--json")
         (found,) = json.loads(said)
@@ -144,8 +140,8 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     code, said = audit(saved, "--data", texts, "--key", often, "--most", 1)
     assert seen.count(often) > 1 and f"... {seen.count(often) - 1:,} more before these" in said
     assert said.count("epoch") == 2
-    until = [tmp_path / "trace.jsonl", "--data", texts, "--state", saved, "--key", often, "--until"]
-    assert json.loads(audit(*until, 9, "--json")[1])[0]["times"] == seen[:20].count(often)
+    early = audit(trace, *given_data, "--key", often, "--until", 9, "--json")[1]
+    assert json.loads(early)[0]["times"] == seen[:20].count(often)
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
@@ -174,17 +170,16 @@ class Twice(TaskEncoder):
 def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_path: Path) -> None:
     for name, ranks in (("one", 1), ("two", 2)):
         for rank in range(ranks):
-            config = WorkerConfig(rank=rank, world_size=ranks)
-            dataset = get_train_dataset(
-                texts, batch_size=3, task_encoder=Twice(), chunk_size=6, lanes=2, worker_config=config
-            )
-            batches_of(dataset, 12 // ranks, trace=tmp_path / f"{name}.jsonl")
+            how: dict[str, Any] = {"task_encoder": Twice(), "batch_size": 3, "chunk_size": 6, "lanes": 2}
+            how |= {"rank": rank, "world_size": ranks, "trace": tmp_path / f"{name}.jsonl"}
+            with train_loader(texts, **how) as loader:
+                take(loader, 12 // ranks)
     traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
     code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
     assert code == 0 and "the same samples in all" in said
     with pytest.raises(UsageError, match="hooks decide them"):
-        PlannedSteps(dataset)
-    digests = [json.loads(line).get("digest") for line in (tmp_path / "one.jsonl").open()][1:]
+        PlannedSteps(loader.dataset)
+    digests = [line.get("digest") for line in json_lines(tmp_path / "one.jsonl")][1:]
     assert len(set(digests)) == len(digests)  # both halves of a sample are told apart
 
 

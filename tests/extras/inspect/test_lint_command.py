@@ -15,9 +15,10 @@ from energon_lite.errors import WorkerError
 from energon_lite.storage import sharded_work as helpers
 from energon_lite.storage.read import source
 from energon_lite.storage.tar_headers import TarHeaders
+from tests.accidents import interrupted
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.servers import upload
-from tests.testing import CRUDE_YAML, in_time, invoke, output_of, text_dataset, write_dataset, write_tar
+from tests.testing import CRUDE_YAML, in_time, invoke, output_of, refusal_of, text_dataset, write_dataset, write_tar
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:
@@ -37,7 +38,7 @@ def named(found: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str]]:
     return {(one["shard"], one["key"]): (one["kind"], one["part"]) for one in problems}
 
 
-Broken = tuple[Path, dict[tuple[str, str], str]]
+Broken = tuple[Path, dict[tuple[str, str], tuple[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Broken:
     options = ["--split-ratio", "2,1,1", "--sample-type", "CaptioningSample", "--field-map", FIELDS, "--no-progress"]
     output_of("prepare", path, "--non-interactive", *options)
     assert set(truth.values()) == set(KINDS)
-    return path, truth
+    return path, {place: KINDS[kind] for place, kind in truth.items()}
 
 
 @pytest.fixture
@@ -61,16 +62,15 @@ class TestSamples:
         path, truth = broken
         code, found = lint(path)
         assert code == 1 and found["samples"] == 700 and found["broken_samples"] == len(truth) == 7
-        assert named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+        assert named(found) == truth
 
     def test_crude_ones_too(self, broken: Broken) -> None:
         path, truth = broken
         (path / ".nv-meta/dataset.yaml").write_text(CRUDE_YAML)
         _, found = lint(path)
-        assert named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+        assert named(found) == truth
         _, found = lint(path, "--optional", "txt")
-        kinds = {"missing part", "empty part"}
-        assert set(named(found)) == {place for place, kind in truth.items() if kind not in kinds}
+        assert named(found) == {place: what for place, what in truth.items() if "part" not in what[0]}
 
     def test_in_words(self, broken: Broken) -> None:
         code, output = energon_lite("lint", broken[0], "--no-progress", "--parallel", 1)
@@ -85,7 +85,7 @@ class TestSamples:
 
     def test_what_is_excluded_is_not_examined(self, broken: Broken) -> None:
         path, truth = broken
-        exclude = [shard if kind == "double key" else f"{shard}/{key}" for (shard, key), kind in truth.items()]
+        exclude = [shard if kind == "duplicate key" else f"{shard}/{key}" for (shard, key), (kind, _) in truth.items()]
         split = {"split_parts": {"train": ["s{0..3}.tar"]}, "exclude": exclude}
         (path / ".nv-meta/split.yaml").write_text(json.dumps(split))
         code, found = lint(path)
@@ -94,9 +94,8 @@ class TestSamples:
     def test_only_some_splits(self, broken: Broken) -> None:
         path, truth = broken
         _, found = lint(path, "--split-parts", "val,test")
-        assert found["samples"] == 350 and set(named(found)) == {
-            place for place in truth if place[0] in ("s2.tar", "s3.tar")
-        }
+        assert found["samples"] == 350
+        assert named(found) == {place: what for place, what in truth.items() if place[0] in ("s2.tar", "s3.tar")}
 
 
 class TestShards:
@@ -115,7 +114,7 @@ class TestShards:
         whole = [what for shard, kind, key, what in kinds if shard == "s1.tar" and kind == "shard" and not key]
         assert code == 1 and any("truncated" in what for what in whole)
         # Those of the whole shards, and those in front of the damage, are found all the same.
-        places = {place: KINDS[kind] for place, kind in truth.items() if place[1] < "000340" or place[0] > "s1.tar"}
+        places = {place: what for place, what in truth.items() if place[1] < "000340" or place[0] > "s1.tar"}
         assert places.items() <= named(found).items()
         if has_index:
             keys = [key for shard, kind, key, _ in kinds if shard == "s1.tar" and kind == "shard" and key]
@@ -179,7 +178,7 @@ class TestKindsOfData:
                 assert url in output_of(*command, url)
         finally:
             fsspec.filesystem("memory").rm("/lint_set", recursive=True)
-        assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+        assert code == 1 and named(found) == truth
 
     def test_a_source_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Rows:
@@ -265,27 +264,15 @@ class TestTogether:
         path, truth = broken
         assert energon_lite("lint", path, "--rank", 1, "--world-size", 2, "--num-workers", 1)[0] == 0
         code, found = lint(path, "--rank", 0, "--world-size", 2)
-        assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+        assert code == 1 and named(found) == truth
 
-    def test_it_goes_on_where_it_was(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-        done: list[str] = []
-
-        def dying(work: Any, unit: Any) -> Any:
-            if len(done) == 2:
-                raise KeyboardInterrupt
-            done.append(work.name(unit))
-            return perform(work, unit)
-
-        perform = helpers._perform
-        monkeypatch.setattr(helpers, "_perform", dying)
-        result = invoke("lint", broken[0], "--num-workers", "1")
-        assert result.exit_code == 1 and len(done) == 2
-        names: list[str] = []
-        monkeypatch.setattr(
-            helpers, "_perform", lambda work, unit: (names.append(work.name(unit)), perform(work, unit))[1]
-        )
-        _, found = lint(broken[0])
-        assert not set(names) & set(done) and len(names) == 2 and found["broken_samples"] == 7
+    def test_it_goes_on_where_it_was(self, broken: Broken) -> None:
+        with interrupted(helpers, "_perform", lambda *_: len(done) == 2) as done:
+            refusal_of("lint", broken[0], "--num-workers", "1")
+        with interrupted(helpers, "_perform") as rest:
+            _, found = lint(broken[0])
+        names = {work.name(unit) for work, unit in done + rest}
+        assert len(names) == 4 and len(done) == len(rest) == 2 and found["broken_samples"] == 7
 
     @pytest.mark.parametrize("kind", ["parquet", "offsets"])
     def test_results_of_other_files_are_not_used(
@@ -309,17 +296,8 @@ class TestTogether:
             options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
             output_of("prepare", tmp_path / "set", "--non-interactive", *options)
             offsets = (tmp_path / "set/a.tar.idx").read_bytes()
-        perform = helpers._perform
-
-        def stopped(work: Any, unit: Any) -> Any:
-            if unit.start:
-                raise KeyboardInterrupt
-            return perform(work, unit)
-
-        monkeypatch.setattr(helpers, "_perform", stopped)
-        result = invoke("lint", write(False), "--num-workers", "1")
-        assert result.exit_code == 1 and "Aborted" in result.output
-        monkeypatch.setattr(helpers, "_perform", perform)
+        with interrupted(helpers, "_perform", lambda _, unit: unit.start > 0):
+            assert "Aborted" in refusal_of("lint", write(False), "--num-workers", "1")
         code, found = lint(write(True))
         assert code == 0 and found["problems"] == []
 

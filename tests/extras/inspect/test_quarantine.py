@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.outcomes import Failure
-from tests.testing import take, text_dataset
+from tests.testing import json_lines, take, train_loader, val_loader
 
 
-def observed(rank: int) -> ObservedRank:
+def _quarantine(file: Any, rank: int = 0) -> Quarantine:
     runner: Any = None  # the file needs none
-    return ObservedRank(rank, 1, (), runner, WorkSeconds())
+    return Quarantine(file, ObservedRank(rank, 1, (), runner, WorkSeconds()))
+
+
+def _failures(*keys: str, reason: str = "") -> list[Failure]:
+    return [Failure("leaf", key, "read", reason, False) for key in keys]
 
 
 class Picky(TaskEncoder):
@@ -38,28 +41,19 @@ class Picky(TaskEncoder):
 BAD = {f"a-{number}" for number in range(30) if number % 10 in (3, 7)}
 
 
-def _loader(path: Any, file: Path, *, rank: int = 0, world: int = 1, workers: int = 0, **kwargs: Any) -> Any:
-    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    encoder = kwargs.pop("task_encoder", None) or Picky()
-    get = kwargs.pop("get", get_train_dataset)
-    given = {"batch_size": 4} | kwargs
-    dataset = get(path, task_encoder=encoder, worker_config=config, **given)
-    return get_savable_loader(dataset, quarantine=file)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def _loader(path: Any, file: Path, get: Any = train_loader, **more: Any) -> Any:
+    return get(path, quarantine=file, **{"batch_size": 4, "task_encoder": Picky(), **more})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_line_for_each_bad_sample(leaf_of: Any, tmp_path: Path, workers: int) -> None:
     file = tmp_path / "new" / "bad.jsonl"
-    with _loader(leaf_of(30), file, workers=workers) as loader:
-        assert _lines(file) == []
+    with _loader(leaf_of(30), file, num_workers=workers) as loader:
+        assert json_lines(file) == []
         take(loader, 40)  # several epochs
         assert loader.stats()["quarantine"] == {"path": str(file), "written": 6, "lost": 0}
-        lines = {line["key"]: line for line in _lines(file)}
-        assert len(lines) == len(_lines(file)) == 6 and lines.keys() == BAD
+        lines = {line["key"]: line for line in json_lines(file)}
+        assert len(lines) == len(json_lines(file)) == 6 and lines.keys() == BAD
         assert lines["a-3"] == {
             "key": "a-3",
             "leaf": "a-30[train]",
@@ -79,37 +73,24 @@ def test_a_line_for_each_bad_sample(leaf_of: Any, tmp_path: Path, workers: int) 
 
 def test_what_is_not_delivered_is_not_written(leaf_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    with _loader(leaf_of(30), file, workers=1, get=get_val_dataset, batch_size=2) as loader:
+    with _loader(leaf_of(30), file, num_workers=1, get=val_loader, batch_size=2) as loader:
         iterator = iter(loader)
         for expected in ([], ["a-3"], ["a-3"], ["a-3", "a-7"]):
             next(iterator)
-            assert [line["key"] for line in _lines(file)] == expected
-
-
-def test_a_resume_writes_nothing_twice(leaf_of: Any, tmp_path: Path) -> None:
-    file = tmp_path / "bad.jsonl"
-    state = None
-    for _ in range(3):  # each time the last steps are lost, and run again
-        with _loader(leaf_of(30), file) as loader:
-            loader.restore_state_rank(state)
-            for step, _ in zip(range(5), loader, strict=False):
-                if step == 2:
-                    state = loader.save_state_rank()
-    keys = [line["key"] for line in _lines(file)]
-    assert len(keys) == len(set(keys)) >= 3
+            assert [line["key"] for line in json_lines(file)] == expected
 
 
 def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    take(zip(*(_loader(leaf_of(30), file, rank=rank, world=2) for rank in range(2)), strict=False), 20)
-    keys = [line["key"] for line in _lines(file)]
-    assert sorted(keys) == sorted(BAD) and {line["rank"] for line in _lines(file)} == {0, 1}
+    take(zip(*(_loader(leaf_of(30), file, rank=rank, world_size=2) for rank in range(2)), strict=False), 20)
+    keys = [line["key"] for line in json_lines(file)]
+    assert sorted(keys) == sorted(BAD) and {line["rank"] for line in json_lines(file)} == {0, 1}
 
 
 def _write_many(path: str, tag: int) -> None:
-    quarantine = Quarantine(path, observed(tag))
+    quarantine = _quarantine(path, tag)
     for number in range(50):
-        quarantine.on_lost([Failure("leaf", f"{tag % 2}-{number}", "read", "x" * 200, False)])
+        quarantine.on_lost(_failures(f"{tag % 2}-{number}", reason="x" * 200))
 
 
 def test_processes_at_the_same_time(tmp_path: Path) -> None:
@@ -120,13 +101,15 @@ def test_processes_at_the_same_time(tmp_path: Path) -> None:
         process.start()
     for process in processes:
         process.join()
-    assert sorted(line["key"] for line in _lines(file)) == sorted(f"{tag}-{n}" for tag in range(2) for n in range(50))
+    assert sorted(line["key"] for line in json_lines(file)) == sorted(
+        f"{tag}-{n}" for tag in range(2) for n in range(50)
+    )
 
 
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     for cut in (10, 0):
-        Quarantine(file, observed(0)).on_lost([Failure("leaf", key, "read", "", False) for key in ("one", "two")])
+        _quarantine(file).on_lost(_failures("one", "two"))
         file.write_bytes(file.read_bytes()[: -cut or None])
     lines = file.read_text().splitlines()
     assert [json.loads(line)["key"] for line in (lines[0], lines[2])] == ["one", "two"] and len(lines) == 3
@@ -149,7 +132,7 @@ def test_a_file_that_cannot_be_written_is_warned_of_once(
 
 def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bad.jsonl"
-    quarantine = Quarantine(file, observed(0))
+    quarantine = _quarantine(file)
     write = os.write
 
     def full(descriptor: int, data: bytes) -> int:
@@ -159,9 +142,9 @@ def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
-    quarantine.on_lost([Failure("leaf", "two", "read", "", False)])
-    quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
+        quarantine.on_lost(_failures("one"))
+    quarantine.on_lost(_failures("two"))
+    quarantine.on_lost(_failures("one"))
     lines = file.read_text().splitlines()
     assert [json.loads(line)["key"] for line in lines[1:]] == ["two", "one"] and len(lines[0]) >= 50
     assert quarantine.stats() == {"path": str(file), "written": 2, "lost": 1}
@@ -180,7 +163,7 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
     file = tmp_path / "bad.jsonl"
     with _loader(leaf_of(30), file, task_encoder=Packs(), batch_size=1, packing_buffer_size=6, repeat=False) as loader:
         assert list(loader)
-    lines = _lines(file)
+    lines = json_lines(file)
     assert {line["key"] for line in lines if line["stage"] == "encode_sample"} == BAD
     packed = [line for line in lines if line["stage"] == "pack_selected_samples"]
     assert "a-5" in {line["key"] for line in packed} and 1 < len(packed) <= 3
@@ -189,23 +172,6 @@ def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> No
 
 
 def test_only_one_of_several_peers_writes(leaf_of: Any, tmp_path: Path) -> None:
-    config = WorkerConfig(rank=0, world_size=1, saves_state=False)
-    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Picky(), worker_config=config)
-    loader = get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl")
+    loader = _loader(leaf_of(30), tmp_path / "bad.jsonl", saves_state=False)
     take(loader, 20)
     assert not (tmp_path / "bad.jsonl").exists() and "quarantine" not in loader.stats()
-
-
-def test_a_bad_sample_can_be_excluded(tmp_path: Path) -> None:
-    """As docs/loader.md says."""
-    path = text_dataset(tmp_path / "data", 30, prefix="a-")
-    file = tmp_path / "bad.jsonl"
-    with _loader(path, file, get=get_val_dataset) as loader:
-        assert list(loader)
-    split = yaml.safe_load((path / ".nv-meta" / "split.yaml").read_text())
-    split["exclude"] += [f"{line['shard']}/{line['key']}" for line in _lines(file)]
-    (path / ".nv-meta" / "clean.yaml").write_text(yaml.safe_dump(split))
-    with _loader(path, file, get=get_val_dataset, split_config="clean.yaml") as loader:
-        texts = [text for batch in loader for text in batch.text]
-        assert (loader.stats()["skipped"], loader.stats()["failed"]) == (0, 0)
-    assert texts == [f"a-{number}" for number in range(30) if f"a-{number}" not in BAD]

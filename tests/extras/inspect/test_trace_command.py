@@ -12,21 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import (
-    Capacity,
-    Greedy,
-    SavableDataLoader,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import Capacity, Greedy, SavableDataLoader, SkipSample, TaskEncoder
 from energon_lite.batching import TokenSequence
 from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
-from tests.testing import alone, batches_of, command, nightly_but, output_of, take
+from tests.testing import blend_of, command, json_lines, nightly_but, output_of, take, train_loader
 
 
 class Slow(TaskEncoder):
@@ -63,18 +54,21 @@ class Packs(Slow):
         return {"__key__": "+".join(sample.__key__ for sample in samples), "size": len(samples)}
 
 
+def _kept(sample: Any) -> dict[str, Any]:
+    """A piece without a key; some samples are left out."""
+    if sample.text.endswith("3"):
+        raise SkipSample("three")
+    return {"names": [sample.__key__], "tokens": torch.zeros(len(sample.text))}
+
+
 class Named(Packs):
     """Packs that have no key of their own, and samples that yield two pieces each."""
 
     def encode_sample(self, sample: Any) -> Any:
-        if sample.text.endswith("3"):
-            raise SkipSample("three")
-        yield {"names": [sample.__key__], "tokens": torch.zeros(3)}
-        yield {"names": [sample.__key__], "tokens": torch.zeros(5)}
+        yield from [_kept(sample)] * 2
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        yield {"names": [name for sample in samples for name in sample["names"]]}
-        yield {"names": [name for sample in samples for name in sample["names"]]}
+        yield from [self.batch(samples)] * 2
 
     def batch(self, samples: list[Any]) -> Any:
         return {"names": [name for sample in samples for name in sample["names"]]}
@@ -82,9 +76,7 @@ class Named(Packs):
 
 class Grouped(Named):
     def encode_sample(self, sample: Any) -> Any:
-        if sample.text.endswith("3"):
-            raise SkipSample("three")
-        return {"names": [sample.__key__], "tokens": torch.zeros(len(sample.text))}
+        return _kept(sample)
 
     def batch_group_criterion(self, sample: Any) -> Any:
         return len(sample["tokens"]), None
@@ -94,8 +86,7 @@ class Lengths(TaskEncoder):
     """Samples that are cut into pieces, which come into different batches."""
 
     def encode_sample(self, sample: Any) -> Any:
-        if sample.text.endswith("3"):
-            raise SkipSample("three")
+        _kept(sample)
         return TokenSequence.derive_from(sample, tokens=torch.arange(7), labels=torch.arange(7))
 
     def batch(self, samples: list[Any]) -> Any:
@@ -108,22 +99,13 @@ class Replaced(TaskEncoder):
     padding = 0
 
     def encode_sample(self, sample: Any) -> Any:
-        if sample.text.endswith("3"):
-            raise SkipSample("three")
-        return {"names": sample.__key__, "tokens": torch.zeros(len(sample.text))}
+        return _kept(sample) | {"names": sample.__key__}
 
 
-def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **kwargs: Any) -> SavableDataLoader:
-    config = WorkerConfig(rank=kwargs.pop("rank", 0), world_size=kwargs.pop("world", 1), num_workers=workers)
+def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **more: Any) -> SavableDataLoader:
     encoder = {"slow": Slow, "clock": SlowByClock, "plain": TaskEncoder, "packs": Packs}[kind]()
-    data = {"packing_buffer_size": 4} if kind == "packs" else {}
-    size = kwargs.pop("batch_size", 4)
-    dataset = get_train_dataset(path, batch_size=size, task_encoder=encoder, worker_config=config, **data)
-    return get_savable_loader(dataset, trace=trace, **kwargs)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    packing = {"packing_buffer_size": 4} if kind == "packs" else {}
+    return train_loader(path, workers, trace=trace, task_encoder=encoder, **{"batch_size": 4, **packing, **more})
 
 
 def _names(batch: Any) -> list[str]:
@@ -143,7 +125,7 @@ def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers:
     with _loader(leaf_of(30), None, kind, workers) as loader:
         assert keys == [_names(batch) for batch in take(loader, 8)]
         assert not loader._runner.services.observers, "nothing is timed unasked"
-    header, *lines = _lines(file)
+    header, *lines = json_lines(file)
     assert (header["format"], header["rank"]) == ("energon_lite.trace", 0)
     assert (header["t"], header["r"]) == ("SavableLoader.__init__", 0)  # as in Energon's debug files
     assert [line["keys"] for line in lines] == keys and [line["step"] for line in lines] == list(range(8))
@@ -190,11 +172,11 @@ def test_a_line_has_the_samples_of_its_batch(
     if kind == "planned":
         for leaf, count in zip(leaves, (30, 20), strict=True):
             write_column(str(leaf), "length", np.full(count, 7, dtype=np.int64))
-    entries = [{"path": str(leaf), "weight": 1} for leaf in leaves]
-    blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
-    dataset = get_train_dataset(blend, task_encoder=encoder(), worker_config=alone(workers), **arguments)
-    batches = batches_of(dataset, 12, trace=tmp_path / "trace.jsonl", start_method=method)
-    _, *lines = _lines(tmp_path / "trace.jsonl")
+    blend, trace = blend_of((leaf, 1) for leaf in leaves), tmp_path / "trace.jsonl"
+    arguments = arguments | {"task_encoder": encoder(), "trace": trace, "start_method": method}
+    with train_loader(blend, workers, **arguments) as loader:
+        batches = take(loader, 12)
+    _, *lines = json_lines(trace)
     for line, batch in zip(lines, batches, strict=True):
         # Pieces of a sample may stand in a batch together; the line has it once for each item.
         assert {key for _, key in line["sources"]} == set(_names(batch))
@@ -205,7 +187,7 @@ def test_each_rank_has_its_file_and_a_second_run_goes_on_in_it(leaf_of: Any, tmp
     file = tmp_path / "trace.jsonl"
     for _ in range(2):
         for rank in range(2):
-            with _loader(leaf_of(30), file, rank=rank, world=2) as loader:
+            with _loader(leaf_of(30), file, rank=rank, world_size=2) as loader:
                 take(loader, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.rank0.jsonl", "trace.rank1.jsonl"]
     runs, unread = read_runs([str(tmp_path / "trace.rank1.jsonl")])
@@ -251,7 +233,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_when_a_sample_was_seen(traced: Path) -> None:
     lines = output_of("trace", traced, "--key", "a-7").splitlines()
     assert lines[0] == "a-7: seen 2 times"
-    at = [batch for batch in _lines(traced)[1:] if "a-7" in batch["keys"]]
+    at = [batch for batch in json_lines(traced)[1:] if "a-7" in batch["keys"]]
     for line, batch in zip(lines[1:3], at, strict=True):
         assert f"rank 0, pass 0, step {batch['step']}, place {batch['keys'].index('a-7')}, " in line
 
@@ -268,7 +250,7 @@ def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
     assert unseen.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
     with _loader(leaf_of(30), tmp_path / "single.jsonl", "packs", batch_size=None) as loader:
         (pack,) = take(loader, 1)
-    assert _lines(tmp_path / "single.jsonl")[1]["keys"] == [pack["__key__"]]
+    assert json_lines(tmp_path / "single.jsonl")[1]["keys"] == [pack["__key__"]]
 
 
 def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from energon_lite import ReadAhead, Reading, TaskEncoder, get_train_dataset, sta
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.tune_command import LoaderSpeed, _report, _slope, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
-from tests.testing import alone, command, examples, invoke, output_of
+from tests.accidents import beside
+from tests.testing import alone, command, examples, invoke, output_of, until
 
 HERE = "tests.extras.inspect.test_tune_command"
 TRAINER = os.getpid()
@@ -122,22 +125,15 @@ def test_a_pause_of_the_machine_does_not_count_where_batches_are_many() -> None:
 def test_memory_of_a_process_and_its_children() -> None:
     before = memory_of(os.getpid())
     assert before > 0
-    ready, told = os.pipe()
-    leave, go = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def keep() -> None:
         kept = bytearray(b"x") * (256 << 20)
-        os.write(told, kept[:1])
-        os.close(go)
-        os.read(leave, 1)
-        os._exit(0)
-    try:
-        os.read(ready, 1)
+        while kept:
+            signal.pause()
+
+    with beside(keep):
         # The share of this process in what it maps with others changes when such processes begin and end.
-        assert memory_of(os.getpid()) - before > 128 << 20
-    finally:
-        os.close(go)
-        os.waitpid(child, 0)
+        assert until(lambda: memory_of(os.getpid()) - before > 128 << 20)
     assert memory_of(1 << 22) == 0, "there is no such process"
     assert (available_memory() or 0) > 0
 
@@ -198,19 +194,17 @@ class Machine:
         return Speed(setting, 8 * batches, batches, self.memory(setting))
 
 
-def found_on(machine: Machine, **bounds: float) -> Tuning:
-    return tune(machine, Bounds(**{"workers": 32, **bounds}), clock=lambda: machine.now)  # type: ignore[arg-type]
+def found_on(machine: Machine, **bounds: float) -> tuple[Tuning, Speed]:
+    """What is found, and the best of it."""
+    found = tune(machine, Bounds(**{"workers": 32, **bounds}), clock=lambda: machine.now)  # type: ignore[arg-type]
+    assert found.best is not None
+    return found, found.best
 
 
-def best_of(machine: Machine, workers: int, memory: float = 1e18) -> float:
+def best_of(machine: Machine, workers: int) -> float:
     """By a grid."""
-    every = [
-        Setting(number, prefetch, method)
-        for number in range(workers + 1)
-        for prefetch in (2, 4, 8)
-        for method in ("fork", "thread")
-    ]
-    return max(machine.batches(one) for one in every if machine.memory(one) <= memory)
+    every = itertools.product(range(workers + 1), (2, 4, 8), ("fork", "thread"))
+    return max(machine.batches(Setting(*one)) for one in every)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -225,30 +219,27 @@ def best_of(machine: Machine, workers: int, memory: float = 1e18) -> float:
 )
 def test_within_a_tenth_of_the_best_of_a_grid(seed: int, cores: int, **shape: float) -> None:
     machine = Machine(cores=cores, noise=0.03, seed=seed, **shape)
-    found = found_on(machine, workers=4 * cores)
-    assert found.best is not None
-    assert machine.batches(found.best.setting) >= 0.9 * best_of(machine, 4 * cores), (found.best, machine.tried)
+    _, best = found_on(machine, workers=4 * cores)
+    assert machine.batches(best.setting) >= 0.9 * best_of(machine, 4 * cores), (best, machine.tried)
     assert machine.now <= 60
 
 
 def test_no_setting_beyond_the_memory_is_tried_or_proposed() -> None:
     machine = Machine(each=GIB)
-    found = found_on(machine, memory=4 * GIB, threads=False)
-    assert found.best is not None and found.best.setting.workers == 3 and best_of(machine, 8, 4 * GIB) > 0
+    found, best = found_on(machine, memory=4 * GIB, threads=False)
+    assert best.setting.workers == 3
     assert all(machine.memory(one) <= 4 * GIB for one in machine.tried)
     assert "GiB" in found.left_out[Setting(4)]
 
 
 def test_what_turns_out_to_be_too_large_is_not_proposed() -> None:
     machine = Machine(each=4 * GIB)
-    found = found_on(machine, memory=4 * GIB, threads=False)
-    assert found.best is not None and found.best.setting == Setting(0)
+    assert found_on(machine, memory=4 * GIB, threads=False)[1].setting == Setting(0)
     assert machine.tried.count(Setting(1)) == 1 and Setting(2) not in machine.tried
 
 
 def test_the_fewest_workers_that_keep_up() -> None:
-    found = found_on(Machine(work=0.1, cores=16), batches=45.0)
-    assert found.best is not None and found.best.setting == Setting(5)
+    assert found_on(Machine(work=0.1, cores=16), batches=45.0)[1].setting == Setting(5)
 
 
 def test_workers_that_cannot_be_run_are_left_out() -> None:
@@ -272,8 +263,8 @@ def test_nothing_works() -> None:
 
 def test_time_is_kept() -> None:
     machine = Machine(cores=64)
-    found = found_on(machine, workers=256, seconds=11)
-    assert machine.now <= 12 and found.left_out and found.best is not None and found.best.samples > 0
+    found, best = found_on(machine, workers=256, seconds=11)
+    assert machine.now <= 12 and found.left_out and best.samples > 0
 
 
 def test_the_report() -> None:
@@ -289,5 +280,5 @@ def test_the_report() -> None:
 
 
 def test_looks_that_differ_are_told() -> None:
-    assert found_on(Machine(noise=0.0)).spread == 0.0
-    assert 0.3 < found_on(Machine(noise=0.7)).spread < 0.7
+    assert found_on(Machine(noise=0.0))[0].spread == 0.0
+    assert 0.3 < found_on(Machine(noise=0.7))[0].spread < 0.7

@@ -22,7 +22,6 @@ from tests.media_files import CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, 
 from tests.testing import examples
 
 KINDS = [*CONTAINERS, *SOUNDS]
-FAST_START = ("movflags=+faststart",)
 
 
 def decoder(data: bytes) -> AVDecoder:
@@ -195,13 +194,6 @@ def test_bytes_that_are_missing() -> None:
     for data in (*whole, *unknown, b"something else"):
         found = [missing_bytes(io.BytesIO(part)) for part in (data, data[:-3])]
         assert found == [0, 3 if data in whole else 0], data
-
-
-def test_a_film_that_begins_with_its_index_was_cut_off() -> None:
-    data = film("mp4", options=FAST_START)
-    assert decoder(data).get_video().video_clips
-    with pytest.raises(DecodeError, match="bytes are missing"):
-        decoder(data[:-100]).get_video()
 
 
 def test_metadata() -> None:

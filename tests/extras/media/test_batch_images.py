@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder
 from energon_lite.errors import DecodeError, UsageError
 from energon_lite.extras.media import BatchImageDecoder, EncodedImages, batch_images
 from energon_lite.hooks.hooks import attributes
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.storage import ImageSize, RandomCrop, SampleDecoder, decode_to_size
 from energon_lite.tensors import map_tensors
-from tests.testing import alone, examples, take, write_dataset
+from tests.testing import examples, take, train_loader, write_dataset
 
 
 def picture(height: int, width: int, seed: int = 0, kind: str = "jpeg", mode: str = "RGB", **more: Any) -> bytes:
@@ -107,10 +107,8 @@ def test_by_the_processor_they_are_what_a_hook_would_make() -> None:
     scaled = BatchImageDecoder(ImageSize(32), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))(images)
     wanted = expected.float() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)
     assert torch.allclose(scaled, wanted / torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1), atol=1e-5)
-    assert (
-        BatchImageDecoder(ImageSize(32), mean=[0] * 3, std=[1] * 3, dtype=torch.bfloat16)(images).dtype
-        is torch.bfloat16
-    )
+    short = BatchImageDecoder(ImageSize(32), mean=[0] * 3, std=[1] * 3, dtype=torch.bfloat16)
+    assert short(images).dtype is torch.bfloat16
 
 
 def test_crops_are_drawn_for_each_image() -> None:
@@ -183,8 +181,7 @@ def test_a_run_with_workers_is_one_without(tmp_path: Any) -> None:
     path = write_dataset(tmp_path / "set", {"0.tar": samples}, dataset_yaml=yaml)
     found = []
     for workers in (0, 2):
-        dataset = get_train_dataset(path, batch_size=4, worker_config=alone(workers), task_encoder=Pictures())
-        with get_savable_loader(dataset).to("cpu") as loader:
+        with train_loader(path, workers, batch_size=4, task_encoder=Pictures()).to("cpu") as loader:
             found.append([batch["pixels"] for batch in take(loader, 5)])
             state = loader.save_state_rank()
             assert state is not None and state["device_decoder"] == "the processor"

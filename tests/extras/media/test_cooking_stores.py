@@ -22,9 +22,6 @@ from energon_lite import (
     cooker,
     edataclass,
     entry_points,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
     register_source,
     stateless,
 )
@@ -33,7 +30,7 @@ from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
-from tests.testing import ALONE, CRUDE_YAML, alone, take, write_tar
+from tests.testing import CRUDE_YAML, take, train_loader, write_tar
 
 COUNT = 8
 
@@ -92,26 +89,29 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 AUX = {"texts": "./texts", "notes": "filesystem://notes"}
 
 
-def blend(root: Path, aux: dict[str, str] | None = None, **more: Any) -> Path:
+def blend(root: Path, aux: dict[str, str] = AUX) -> Path:
     """A document whose training split is the crude data set with these stores."""
-    reference = {"path": "own", "aux": AUX if aux is None else aux} | more
-    (root / "blend.yaml").write_text(yaml.safe_dump({"splits": {"train": reference}}))
+    (root / "blend.yaml").write_text(yaml.safe_dump({"splits": {"train": {"path": "own", "aux": aux}}}))
     return root / "blend.yaml"
 
 
-def dataset(root: Path, encoder: TaskEncoder, aux: dict[str, str] | None = None, workers: int = 0, **more: Any) -> Any:
-    arguments = {"batch_size": 2, "worker_config": alone(workers), "task_encoder": encoder} | more
-    return get_train_dataset(blend(root, aux), **arguments)
+def loader_of(root: Path, encoder: TaskEncoder, aux: dict[str, str] = AUX, workers: int = 0, **more: Any) -> Any:
+    return train_loader(blend(root, aux), workers, batch_size=2, task_encoder=encoder, **more)
+
+
+def first(root: Path, encoder: TaskEncoder, aux: dict[str, str] = AUX) -> Any:
+    """The first batch, without workers."""
+    return next(iter(loader_of(root, encoder, aux)))
 
 
 def test_in_all_kinds_of_workers(root: Path) -> None:
     seen = []
     for start_method, workers in (("fork", 0), ("fork", 2), ("thread", 2)):
-        for encoder, more in ((Texts(), {}), (PackedTexts(), {"packing_buffer_size": 4})):
+        ways: list[tuple[TaskEncoder, dict[str, Any]]] = [(Texts(), {}), (PackedTexts(), {"packing_buffer_size": 4})]
+        for encoder, more in ways:
             pool = FileStoreCachePool(parent_cache_dir=root / "cache", num_workers=1, max_cache_count=3)
-            with get_savable_loader(
-                dataset(root, encoder, workers=workers, **more), start_method=start_method, cache_pool=pool
-            ) as loader:
+            more = more | {"start_method": start_method, "cache_pool": pool}
+            with loader_of(root, encoder, workers=workers, **more) as loader:
                 batches = take(loader, 6)
                 again = loader.restore_sample(batches[3].__restore_key__)
                 assert (again.text, again.__sources__) == (batches[3].text, batches[3].__sources__)
@@ -127,25 +127,14 @@ def test_in_all_kinds_of_workers(root: Path) -> None:
     assert [one.index for one in texts[0][2]][:2] == [number, f"{number}.txt"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_in_workers_that_start_afresh(root: Path, start_method: Any) -> None:
-    pool = FileStoreCachePool(parent_cache_dir=root / "cache")
-    data = dataset(root, PackedTexts(), workers=1, packing_buffer_size=4)
-    with get_savable_loader(data, start_method=start_method, cache_pool=pool) as loader:
-        batch = next(iter(loader))
-    assert list((root / "cache").iterdir()) == []
-    assert batch.text == next(iter(get_savable_loader(dataset(root, PackedTexts(), packing_buffer_size=4)))).text
-
-
 def test_without_a_pool_and_with_another_one_batches_and_states_are_the_same(root: Path) -> None:
     seen = []
     for pool in (None, NoCachePool(), FileStoreCachePool(parent_cache_dir=root / "cache", method="pickle")):
-        with get_savable_loader(dataset(root, Texts()), cache_pool=pool) as loader:
+        with loader_of(root, Texts(), cache_pool=pool) as loader:
             seen.append((next(iter(loader)).text, loader.save_state_rank()))
     assert seen[0] == seen[1] == seen[2] and "cache" not in json.dumps(seen[0][1])
     with pytest.raises(UsageError, match="cache_pool is a str"):
-        get_loader(dataset(root, Texts()), cache_pool="/local/cache")
+        loader_of(root, Texts(), cache_pool="/local/cache")
 
 
 def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
@@ -157,19 +146,19 @@ def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
             return super().postencode_sample(sample)
 
     pool = FileStoreCachePool(parent_cache_dir=root / "cache")
-    with get_savable_loader(dataset(root, Dies(), workers=1), cache_pool=pool) as loader:
+    with loader_of(root, Dies(), workers=1, cache_pool=pool) as loader:
         batch = next(iter(loader))
         folders = [path for path in (root / "cache").glob("cache_*") if path.is_dir()]
         assert len(folders) == 2 and loader.stats()["worker_deaths"] == 1
     assert list((root / "cache").iterdir()) == []
-    assert batch.text == next(iter(get_loader(dataset(root, Texts())))).text
+    assert batch.text == first(root, Texts()).text
 
 
 def test_without_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "metadataset_keys", dict)
-    for encoder, aux, place in ((Texts(), None, "blend.yaml:4"), (Primary(), {}, "own")):
+    for encoder, aux, place in ((Texts(), AUX, "blend.yaml:4"), (Primary(), {}, "own")):
         with pytest.raises(ConfigError, match="opened by the extra 'media', which is not installed") as error:
-            dataset(root, encoder, aux)
+            loader_of(root, encoder, aux)
         assert error.value.where == f"{root}/{place}"
 
 
@@ -178,7 +167,7 @@ def test_lazy_values_in_a_batch(root: Path) -> None:
         cookers = Texts.cookers
 
     pool = FileStoreCachePool(parent_cache_dir=root / "cache")
-    with get_loader(dataset(root, Handed(), workers=1), cache_pool=pool) as loader:
+    with loader_of(root, Handed(), workers=1, cache_pool=pool) as loader:
         batch = next(iter(loader))
         numbers = [int(key) for key in batch.__key__]
     assert [lazy.get() for lazy in batch.later] == [f"text {COUNT - 1 - number}" for number in numbers]
@@ -211,14 +200,14 @@ OWN: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("case", OWN)
 def test_a_cook_crude_sample_of_ones_own(root: Path, case: str) -> None:
-    assert next(iter(get_loader(dataset(root, own(OWN[case]))))).text == ["notes,texts"] * 2
+    assert first(root, own(OWN[case])).text == ["notes,texts"] * 2
 
 
 def test_one_of_two_arguments_where_nothing_has_aux(root: Path) -> None:
     encoder = own(lambda self, sample, cooker: super(type(self), self).cook_crude_sample(sample, cooker))
-    assert next(iter(get_loader(dataset(root, encoder, aux={})))).text == ["", ""]
+    assert first(root, encoder, aux={}).text == ["", ""]
     with pytest.raises(UsageError, match=r"takes \(sample, cooker\).*notes, texts"):
-        dataset(root, encoder)
+        loader_of(root, encoder)
 
 
 def test_the_cache_is_for_hooks_in_a_loader(root: Path) -> None:
@@ -242,34 +231,34 @@ def test_stores_that_a_cooker_does_not_take(root: Path) -> None:
     class Notes(TaskEncoder):
         cookers = [Cooker(cook_notes)]
 
-    dataset(root, Notes(), {"notes": "filesystem://notes"})
+    loader_of(root, Notes(), {"notes": "filesystem://notes"})
     with pytest.raises(UsageError, match="the cooker cook_notes does not take 'texts'") as error:
-        dataset(root, Notes())
+        loader_of(root, Notes())
     assert "def cook_notes(sample, notes, texts)" in str(error.value)
 
 
 def test_stores_that_a_cooker_wants(root: Path) -> None:
     for aux, more in (({}, "'notes', 'texts'"), ({"notes": "filesystem://notes"}, "'texts'")):
         with pytest.raises(UsageError, match=f"cook_all wants {more}, which it is not given"):
-            dataset(root, Texts(), aux)
+            loader_of(root, Texts(), aux)
 
     class Unmarked(TaskEncoder):
         cookers = [Cooker(lambda sample, cache, more=None: sample)]
 
     with pytest.raises(UsageError, match="wants 'cache'"):
-        dataset(root, Unmarked(), {})
+        loader_of(root, Unmarked(), {})
 
 
 def test_aux_without_a_cooker(root: Path) -> None:
     with pytest.raises(ConfigError, match="aux is for cookers") as error:
-        dataset(root, TaskEncoder())
+        loader_of(root, TaskEncoder())
     assert "blend.yaml:" in str(error.value)
 
 
 @pytest.mark.parametrize("wrong", ["filesystem://none", "notes", "own/a.tar", "s3+http://x/y"])
 def test_stores_that_cannot_be_opened(root: Path, wrong: str) -> None:
     with pytest.raises(ConfigError) as error:
-        dataset(root, own(OWN["as energon's"]), {"x": wrong})
+        loader_of(root, own(OWN["as energon's"]), {"x": wrong})
     assert "blend.yaml:" in str(error.value) and error.value.fix
 
 
@@ -277,7 +266,7 @@ def test_aux_of_a_metadataset(root: Path) -> None:
     blend(root).rename(root / "inner.yaml")
     (root / "outer.yaml").write_text("splits: {train: {path: inner.yaml, aux: {notes: texts}}}")
     with pytest.raises(ConfigError, match="is for the cooker of one data set"):
-        get_train_dataset(root / "outer.yaml", batch_size=2, worker_config=ALONE, task_encoder=Texts())
+        train_loader(root / "outer.yaml", batch_size=2, task_encoder=Texts())
 
 
 class Rows:
@@ -292,8 +281,8 @@ class Rows:
 
 def test_the_primary_of_other_data_sets(root: Path) -> None:
     (root / "lines.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
-    make = partial(get_train_dataset, batch_size=1, worker_config=ALONE, task_encoder=Primary())
-    assert next(iter(get_loader(make(root / "lines.jsonl")))).text[0].startswith("{'n': ")
+    make = partial(train_loader, batch_size=1, task_encoder=Primary())
+    assert next(iter(make(root / "lines.jsonl"))).text[0].startswith("{'n': ")
     register_source("cookedrows", lambda url, split: Rows())
     with pytest.raises(UsageError, match="need_primary=True"):
         make("cookedrows://x")
@@ -318,4 +307,4 @@ def test_a_store_that_ends_the_run(root: Path) -> None:
         cookers = [Cooker(cook_fatal)]
 
     with pytest.raises(FatalSampleError, match=r"sample 00\d failed: no license"):
-        next(iter(get_loader(dataset(root, Fatal()))))
+        first(root, Fatal())

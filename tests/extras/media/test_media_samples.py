@@ -12,15 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite import (
-    TaskEncoder,
-    TextSample,
-    basic_sample_keys,
-    cooker,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, TextSample, basic_sample_keys, cooker, stateless
 from energon_lite.errors import UsageError
 from energon_lite.extras.media import AVData, AVDecoder, av_decoder
 from energon_lite.hooks import Cooker
@@ -30,14 +22,9 @@ from energon_lite.storage.prepare import index_again
 from energon_lite.storage.read.ranges import RangeStream
 from tests.media_files import FPS, film, long_film, sound
 from tests.servers import upload
-from tests.testing import CRUDE_YAML, alone, invoke, take, write_dataset
+from tests.testing import CRUDE_YAML, refusal_of, take, train_loader, write_dataset
 
-FILMS = """\
-__module__: megatron.energon
-__class__: StandardWebdatasetFactory
-sample_type: {__module__: megatron.energon, __class__: VidQASample}
-field_map: {video: mp4, context: txt}
-"""
+FILMS = "{sample_type: VidQASample, field_map: {video: mp4, context: txt}}"
 COUNT = 12
 
 
@@ -60,17 +47,8 @@ class Clips(TaskEncoder):
 
 
 def loader_of(path: Path | str, encoder: TaskEncoder | None = None, workers: int = 0) -> Any:
-    return get_savable_loader(
-        get_train_dataset(
-            path,
-            batch_size=2,
-            worker_config=alone(workers),
-            task_encoder=encoder,
-            repeat=False,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-        )
-    )
+    in_order: dict[str, Any] = {"repeat": False, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    return train_loader(path, workers, batch_size=2, task_encoder=encoder, **in_order)
 
 
 @pytest.mark.parametrize("above", [8 << 20, 0])
@@ -97,8 +75,7 @@ def test_films_that_were_cut_off_are_counted_and_the_run_is_the_same_when_resume
 
 
 def test_lint_names_films_that_were_cut_off(films: Path) -> None:
-    result = invoke("lint", films, "--no-progress")
-    assert result.exit_code == 1 and result.output.count("bytes are missing") == 2, result.output
+    assert refusal_of("lint", films, "--no-progress").count("bytes are missing") == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])

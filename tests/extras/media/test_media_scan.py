@@ -23,8 +23,9 @@ from energon_lite.extras.media.metadata import (
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.sharded_job import Ranks
+from tests.accidents import interrupted
 from tests.media_files import film, sound
-from tests.testing import command
+from tests.testing import output_of, refusal_of
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)
 BY_CONTENT = MediaFilterConfig.parse(None, True, False)
@@ -87,22 +88,12 @@ def test_what_is_taken_for_a_medium(folder: Path) -> None:
 
 def test_a_run_that_was_killed_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_scan, "_TOGETHER", 1)
-    done: list[Any] = []
-    real = media_scan._Media.do
-
-    def do(self: Any, unit: Any) -> Any:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(unit)
-        return real(self, unit)
-
-    monkeypatch.setattr(media_scan._Media, "do", do)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(media_scan._Media, "do", lambda *_: len(done) == 2) as done, pytest.raises(KeyboardInterrupt):
         prepare_media(folder, BY_NAME, workers=1)
     assert not (folder / ".nv-meta" / "index.sqlite").exists()
-    before, done[:] = list(done), []
-    report = prepare_media(folder, BY_NAME, workers=1, tmp_path=str(tmp_path))
-    assert len(before) == len(done) == 2 and not {*before} & {*done}
+    with interrupted(media_scan._Media, "do") as rest:
+        report = prepare_media(folder, BY_NAME, workers=1, tmp_path=str(tmp_path))
+    assert len(done) == len(rest) == 2 and len({unit for _, unit in done + rest}) == 4
     assert report.found == 2 and MediaTable(str(folder)).get("deep/er/a.mp4")
 
 
@@ -160,8 +151,8 @@ def test_metadata_as_text() -> None:
 
 
 def test_on_the_command_line(folder: Path) -> None:
-    code, said = command("prepare-media", folder, "--media-metadata-by-extension", "--tmp-path", folder)
-    assert code == 0 and "2 media; damaged, and without metadata: 2." in said and "cut.mkv: " in said
+    said = output_of("prepare-media", folder, "--media-metadata-by-extension", "--tmp-path", folder)
+    assert "2 media; damaged, and without metadata: 2." in said and "cut.mkv: " in said
     assert MediaTable(str(folder)).get("b.WAV") is not None
     for name, options, words in (
         ("prepare-media", [], "no rule that finds media is given"),
@@ -169,5 +160,4 @@ def test_on_the_command_line(folder: Path) -> None:
         ("prepare-media", ["--media-metadata-by-glob", "*.none"], "no file in the folder"),
         ("prepare", ["--tar-index-only", "--media-metadata-by-header"], "--tar-index-only"),
     ):
-        code, said = command(name, folder, *options)
-        assert code == 1 and words in said
+        assert words in refusal_of(name, folder, *options)

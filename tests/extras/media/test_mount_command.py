@@ -12,7 +12,7 @@ import pytest
 
 from energon_lite.extras.media.mount_command import FileOperations, FileView
 from tests.conftest import text_dataset, write_dataset
-from tests.testing import invoke
+from tests.testing import output_of, refusal_of
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +99,7 @@ class TestCommand:
         calls: list[Any] = []
         monkeypatch.setitem(sys.modules, "mfusepy", _fuse_that_records(calls))
         path = text_dataset(tmp_path / "set", 5)
-        result = invoke("mount", path, tmp_path / "point", "-s", "-d", "-w")
-        assert result.exit_code == 0 and "5 samples, 5 files" in result.output
+        assert "5 samples, 5 files" in output_of("mount", path, tmp_path / "point", "-s", "-d", "-w")
         ((operations, point), options) = calls[0]
         assert (point, options["foreground"], options["ro"]) == (str(tmp_path / "point"), False, True)
         assert len(operations.readdir("/", 0)) == 7 and operations.view.sample_folders
@@ -108,14 +107,12 @@ class TestCommand:
     def test_without_fuse(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mfusepy", None)
         monkeypatch.setitem(sys.modules, "fuse", None)
-        result = invoke("mount", text_dataset(tmp_path / "set", 5), tmp_path / "point")
-        assert result.exit_code == 1 and "energon-lite[mount]" in result.output and not (tmp_path / "point").exists()
+        said = refusal_of("mount", text_dataset(tmp_path / "set", 5), tmp_path / "point")
+        assert "energon-lite[mount]" in said and not (tmp_path / "point").exists()
         (tmp_path / "a.yaml").write_text("splits: {}")
-        result = invoke("mount", tmp_path / "a.yaml", tmp_path / "point")
-        assert result.exit_code == 1 and "mount one of its data sets" in result.output
+        assert "mount one of its data sets" in refusal_of("mount", tmp_path / "a.yaml", tmp_path / "point")
 
     def test_a_folder_with_files_is_not_covered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mfusepy", _fuse_that_records([]))
         path = text_dataset(tmp_path / "set", 5)
-        result = invoke("mount", path, path)
-        assert result.exit_code == 1 and "the mountpoint is not empty" in result.output
+        assert "the mountpoint is not empty" in refusal_of("mount", path, path)

@@ -11,7 +11,7 @@ import torch
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, stateless
 from energon_lite.extras.remote import SampleStore
-from tests.testing import ALONE, batches_of
+from tests.testing import ALONE, batches_of, same
 
 LARGE = 1 << 30
 
@@ -61,31 +61,22 @@ class Plain(TaskEncoder):
 def run(leaf_of: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[list[Any], int]]:
     """``run(...)``: batches of a run, and how often the hook was called."""
 
-    def batches(
-        store: SampleStore | None,
-        *,
-        config: WorkerConfig = ALONE,
-        encoder: TaskEncoder | None = None,
-        count: int = 20,
-        samples: int = 32,
-        **arguments: Any,
-    ) -> tuple[list[Any], int]:
+    def batches(store: SampleStore | None, count: int = 20, samples: int = 32, **more: Any) -> tuple[list[Any], int]:
         calls = tmp_path / "calls"
         calls.write_text("")
-        encoder = encoder or Encoder(calls)
-        arguments = {"batch_size": 4, **arguments}
-        dataset = get_train_dataset(leaf_of(samples), worker_config=config, task_encoder=encoder, **arguments)
+        arguments = {"batch_size": 4, "worker_config": ALONE, "task_encoder": Encoder(calls), **more}
+        dataset = get_train_dataset(leaf_of(samples), **arguments)
         return batches_of(dataset, count, sample_store=store), len(calls.read_text().split())
 
     return batches
 
 
 @pytest.fixture
-def made(run: Callable[..., tuple[list[Any], int]], same: Callable[..., bool]) -> Callable[..., int]:
+def made(run: Callable[..., tuple[list[Any], int]]) -> Callable[..., int]:
     """``made(store, ...)``: how often the hook was called in a run whose batches are those without the store."""
 
-    def calls(store: SampleStore, *, config: WorkerConfig = ALONE, **arguments: Any) -> int:
-        batches, count = run(store, config=config, **arguments)
+    def calls(store: SampleStore, worker_config: WorkerConfig = ALONE, **arguments: Any) -> int:
+        batches, count = run(store, worker_config=worker_config, **arguments)
         assert same(batches, run(None, **arguments)[0])
         return count
 

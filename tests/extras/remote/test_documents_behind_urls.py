@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import get_loader, get_val_dataset
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError, ShardChangedError
 from energon_lite.extras.formats import jsonl_index
@@ -18,7 +17,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import Files, upload
-from tests.testing import ALONE, alone, batches_of, output_of
+from tests.testing import output_of, val_loader
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def put(memory: Any) -> Callable[[str, str | bytes], None]:
 
 
 def samples(path: Any) -> list[Any]:
-    return list(get_loader(get_val_dataset(path, split_part="train", worker_config=ALONE)))
+    return list(val_loader(path, split_part="train"))
 
 
 def keys(path: Any) -> list[str]:
@@ -58,17 +57,17 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("entry", "message"),
     [
-        ("splits: {train: {path: /data/one}}", r"absolute path in a document behind a URL[\s\S]*'file:///data/one'"),
-        ("splits: {train: {path: '../../../etc'}}", r"leads out of the store"),
-        ("splits: {train: {path: 'simplecache::memory://x'}}", r"chained URLs"),
-        ("splits: {train: {path: inner.yaml}}", r"cannot read the document[\s\S]*memory://bucket/blends/inner.yaml"),
-        ("splits: {train: {pth: x}}", r"unknown key 'pth'[\s\S]*memory://bucket/blends/a.yaml:1:18"),
+        ("path: /data/one", r"absolute path in a document behind a URL[\s\S]*'file:///data/one'"),
+        ("path: '../../../etc'", r"leads out of the store"),
+        ("path: 'simplecache::memory://x'", r"chained URLs"),
+        ("path: inner.yaml", r"cannot read the document[\s\S]*memory://bucket/blends/inner.yaml"),
+        ("pth: x", r"unknown key 'pth'[\s\S]*memory://bucket/blends/a.yaml:1:18"),
     ],
 )
-def test_what_a_document_cannot_name(put: Callable[..., None], text: str, message: str) -> None:
-    put("bucket/blends/a.yaml", text)
+def test_what_a_document_cannot_name(put: Callable[..., None], entry: str, message: str) -> None:
+    put("bucket/blends/a.yaml", f"splits: {{train: {{{entry}}}}}")
     with pytest.raises(ConfigError, match=message):
         keys("memory://bucket/blends/a.yaml")
 
@@ -144,8 +143,8 @@ OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"t
 
 
 def texts_of(path: str, workers: int = 0) -> list[str]:
-    dataset = get_val_dataset(path, split_part="train", batch_size=5, worker_config=alone(workers))
-    return [text for batch in batches_of(dataset) for text in batch.text]
+    with val_loader(path, workers, split_part="train", batch_size=5) as loader:
+        return [text for batch in loader for text in batch.text]
 
 
 EXPECTED = [f"text {number}" for number in range(10)]
@@ -162,11 +161,8 @@ def test_cached_data_sets(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "cache/coco/1.2").symlink_to(tmp_path)
     monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path / "cache"))
     assert texts_of("dss://coco@1.2/ten") == EXPECTED
-    blend = tmp_path / "blend.yaml"
-    blend.write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: 'dss://coco@1.2/ten'}}\n"
-    )
-    assert texts_of(str(blend)) == EXPECTED
+    (tmp_path / "blend.yaml").write_text("splits: {train: {path: 'dss://coco@1.2/ten'}}")
+    assert texts_of(str(tmp_path / "blend.yaml")) == EXPECTED
 
 
 @pytest.mark.usefixtures("clients")

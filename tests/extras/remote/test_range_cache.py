@@ -9,8 +9,9 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +27,7 @@ from energon_lite.extras.remote.checked_folder import CheckedFolder
 from energon_lite.extras.remote.read_ahead import RangeCache
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.ranges import ReadAhead
-from tests.accidents import damaged
+from tests.accidents import damaged, forked
 from tests.extras.remote.stored_files import files_in, objects, size_of
 from tests.testing import examples, nightly_but
 
@@ -185,6 +186,12 @@ def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
 # -- several writers, in folders and buckets ---------------------------------------------------------------------------
 
 
+def bucket_at(url: str, limit: int = 1 << 30, distance: Callable[[str], float] = lambda name: 0.0) -> CheckedBucket:
+    """A store in a bucket; ``distance`` gives that of the next use of a name."""
+    distances: Any = lambda names: [*map(distance, names)]  # noqa: E731
+    return CheckedBucket(url, limit, option="store", kept="kept", distances=distances)
+
+
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_what_comes_next_stays(data: st.DataObject) -> None:
@@ -241,8 +248,7 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
     listed, list_files = list[str](), checked_bucket.list_files
     monkeypatch.setattr(checked_bucket, "list_files", lambda *what: listed.append(what[1]) or list_files(*what))
     monkeypatch.setattr(checked_bucket, "_SHARE", 5)
-    far: Any = lambda names: [100.0 + int(name.rsplit("/", 1)[1]) for name in names]  # noqa: E731
-    store = CheckedBucket(bucket, 256 * 1000 + 255, option="store", kept="kept", distances=far)
+    store = bucket_at(bucket, 256 * 1000 + 255, lambda name: 100.0 + int(name.rsplit("/", 1)[1]))
 
     def there(number: int, size: int = 100, distance: float = 0.0, folder: str = "00") -> list[int]:
         is_taken = store.write(f"{folder}/kept/{number}", bytes(size - 16), lambda: distance)
@@ -262,7 +268,7 @@ def test_a_bucket_is_listed_when_it_may_be_full(bucket: str, memory: Any, monkey
 
 
 def test_damaged_objects_are_told_once(bucket: str, memory: Any, caplog: pytest.LogCaptureFixture) -> None:
-    store = CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
+    store = bucket_at(bucket)
     for number in range(3):
         assert store.write(f"00/kept/{number}", b"data")
     for name in objects():
@@ -274,17 +280,14 @@ def test_damaged_objects_are_told_once(bucket: str, memory: Any, caplog: pytest.
 def test_writers_race_in_a_bucket(bucket: str) -> None:
     values = {f"{number:02x}": bytes([number]) * 5000 for number in range(40)}
 
-    def open_store() -> CheckedBucket:
-        return CheckedBucket(bucket, 1 << 30, option="store", kept="kept", distances=lambda paths: [0.0] * len(paths))
-
     def write(_: int) -> None:
-        store = open_store()
+        store = bucket_at(bucket)
         for name, value in values.items():
             store.write(store.file(name, name), value)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    store = open_store()
+    store = bucket_at(bucket)
     assert len(objects()) == 40
     for name, value in values.items():
         assert bytes(store.find(store.file(name, name)) or b"") == value
@@ -298,39 +301,34 @@ def test_writers_that_are_killed_leave_whole_files(tmp_path: Path, kills: int) -
     random = Random(kills)
     parent, (written, write) = os.getpid(), os.pipe()
 
+    def work(order: list[int]) -> None:
+        os.close(written)
+        folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
+        while os.getppid() == parent:  # which a limit of time may have ended
+            for number in order:
+                folder.write(folder.place(b"%d" % number), values[number])
+                os.write(write, b"1")
+
     def start() -> int:
-        order = random.sample(range(12), 12)
-        if child := os.fork():
-            return child
-        try:
-            os.close(written)
-            folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
-            while os.getppid() == parent:  # which a limit of time may have ended
-                for number in order:
-                    folder.write(folder.place(b"%d" % number), values[number])
-                    os.write(write, b"1")
-        except BaseException as error:
-            (tmp_path / "error").write_text(repr(error))
-        finally:
-            os._exit(1)
+        return forked(partial(work, random.sample(range(12), 12)))
+
+    def end(writer: int) -> None:
+        os.kill(writer, signal.SIGKILL)
+        assert os.waitpid(writer, 0)[1] == signal.SIGKILL, "it had failed"
 
     folder = CheckedFolder(str(tmp_path / "store"), limit, option="store")
     writers, found = [start(), start()], Counter[bool]()
     for kill in range(kills):
         os.read(written, 1 << 16)  # waits for one more file: else all might be killed before there is any
         time.sleep(0.004 * random.random())
-        victim = writers.pop(0)
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
+        end(writers.pop(0))
         writers.append(start())
         read = folder.find(folder.place(b"%d" % (kill % 12)))
         found[read is None] += 1
         assert read is None or read == values[kill % 12]
-    for victim in writers:
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
+    for writer in writers:
+        end(writer)
     os.close(written)
     os.close(write)
-    assert [path.read_text() for path in tmp_path.glob("error")] == []
     assert not folder.damaged and min(found[True], found[False]) > kills // 20
     assert size_of(files_in(tmp_path / "store")) <= limit + 2 * len(values[-1])

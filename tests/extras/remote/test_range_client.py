@@ -164,12 +164,9 @@ def test_a_busy_server_is_asked_later(server: Server, status: int) -> None:
     assert kind_of(caught.value) == "passing"
 
 
-@pytest.mark.parametrize(
-    "steps", [[None], [b"HTTP/1.1 206"], [b"short"]], ids=["nothing", "half a head", "half a body"]
-)
-def test_connections_that_end_early(server: Server, steps: list[Any]) -> None:
-    cut = {b"short": lambda first, last: [answer(first, last)[:-5], None]}.get(steps[0])
-    server.script = [cut or (lambda first, last: [*steps, None])]
+@pytest.mark.parametrize("length", [0, 12, -5], ids=["nothing", "half a head", "half a body"])
+def test_connections_that_end_early(server: Server, length: int) -> None:
+    server.script = [lambda first, last: [answer(first, last)[:length], None]]
     with pytest.raises(ConnectionResetError) as caught:
         get(server, (10, 20))
     assert kind_of(caught.value) == "passing"

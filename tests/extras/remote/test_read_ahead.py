@@ -19,7 +19,7 @@ from energon_lite import Reading, WorkerConfig, get_savable_loader, get_train_da
 from energon_lite.errors import ShardChangedError, UsageError
 from energon_lite.extras.remote import checked_folder, read_ahead
 from energon_lite.extras.remote.read_ahead import RangeCache, RunReader
-from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.files.shard_store import ShardRange, ShardStore
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.ranges import ReadAhead
 from energon_lite.storage.read.runs import read_in_runs
@@ -50,6 +50,11 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
     monkeypatch.setattr(ShardStore, "read", counting)
     return made
+
+
+def ranges_of(source: WebdatasetSource) -> list[ShardRange]:
+    """Of each sample, where it is read by itself."""
+    return [one for index in range(10) for one in RunReader(source, None).ranges(index)]
 
 
 def test_a_run_is_one_request(source: WebdatasetSource, requests: list[tuple[str, int, int]]) -> None:
@@ -91,36 +96,23 @@ def test_only_wanted_parts_are_fetched(
     jobs=st.integers(1, 5),
     by_columns=st.booleans(),
 )
-def test_the_same_bytes(
-    source: WebdatasetSource,
-    tmp_path: Path,
-    order: list[int],
-    length: int,
-    memory: int,
-    largest: int,
-    folder: int | None,
-    jobs: int,
-    by_columns: bool,
-) -> None:
+def test_the_same_bytes(source: WebdatasetSource, tmp_path: Path, order: list[int], jobs: int, **how: Any) -> None:
     source.read_ahead = source.runs = None
-    plain = [SampleReader(source).sample(index) for index in range(10)]
+    plain, folder = [SampleReader(source).sample(index) for index in range(10)], how["folder"]
     place = None if folder is None else str(tmp_path / f"cache-{folder}")
-    old, read_ahead._LARGEST = read_ahead._LARGEST, largest
-    try:
-        source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_ahead, "_LARGEST", how["largest"])
+        patch.setattr(read_ahead, "_shared", {})
+        source.read_ahead, source.runs = ReadAhead(how["memory"], 3, place, folder or 1), Runs(how["length"])
         reader = SampleReader(source)
         for start in range(0, len(order), jobs):
             job = order[start : start + jobs]
             fetch_samples((reader, index) for index in job)
-            if by_columns:
+            if how["by_columns"]:
                 columns = reader.read(job)
                 assert columns is not None and columns.keys == [plain[index].key for index in job]
                 assert columns.parts["txt"] == [plain[index].parts["txt"] for index in job]
             assert [reader.sample(index) for index in job] == [plain[index] for index in job]
-    finally:
-        read_ahead._LARGEST = old
-        source.read_ahead = None
-        read_ahead._shared.clear()
 
 
 def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +133,7 @@ def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, m
 
 def test_memory_is_bounded(source: WebdatasetSource) -> None:
     cache = RangeCache(ReadAhead(memory_bytes=2500))
-    reader = RunReader(source, None)
-    for index in range(10):
-        (one,) = reader.ranges(index)
+    for one in ranges_of(source):
         cache.get(one)
         assert sum(data.nbytes for data in cache._kept.values()) == cache._bytes <= 2500
     assert len(cache._kept) == 2
@@ -155,7 +145,7 @@ def test_a_folder_is_shared_and_bounded(
     source: WebdatasetSource, tmp_path: Path, requests: list[tuple[str, int, int]]
 ) -> None:
     chosen = ReadAhead(folder=str(tmp_path / "cache"), folder_bytes=4000)
-    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
+    ranges = ranges_of(source)
     one, other = RangeCache(chosen), RangeCache(chosen)
     assert bytes(one.get(ranges[0])) == bytes(other.get(ranges[0])) == bytes(RangeCache(chosen).get(ranges[0]))
     assert len(requests) == 1
@@ -167,7 +157,7 @@ def test_a_folder_is_shared_and_bounded(
 
 def test_ranges_of_a_folder_are_mapped_without_open_files(source: WebdatasetSource, tmp_path: Path) -> None:
     chosen = ReadAhead(folder=str(tmp_path / "cache"))
-    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
+    ranges = ranges_of(source)
     first, second = RangeCache(chosen), RangeCache(chosen)
     fetched = [bytes(first.get(wanted)) for wanted in ranges]
     assert [bytes(second.get(wanted)) for wanted in ranges] == fetched
@@ -184,8 +174,8 @@ def test_a_folder_that_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checked_folder, "replacing", full)
-    (one,) = RunReader(source, None).ranges(3)
-    assert bytes(cache.get(one)).startswith(b"text 3")
+    for number, one in enumerate(ranges_of(source)):
+        assert bytes(cache.get(one)).startswith(b"text %d" % number)
     assert caplog.text.count("No space left") == 1
 
 
@@ -260,14 +250,9 @@ def served(serve: Callable[..., str], make_tar: Any, tmp_path: Path) -> Served:
 
 def _rank(url: str, rank: int, world: int, folder: str | None, tell: Callable[[list[str]], None], start: Any) -> None:
     start.wait()
-    dataset = get_train_dataset(
-        url,
-        worker_config=WorkerConfig(rank, world),
-        batch_size=2,
-        shuffle_buffer_size=24,
-        max_samples_per_sequence=12,
-        reading=Reading(read_ahead=ReadAhead(folder=folder, hedge=False)),
-    )
+    how: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": 24, "max_samples_per_sequence": 12}
+    reading = Reading(read_ahead=ReadAhead(folder=folder, hedge=False))
+    dataset = get_train_dataset(url, worker_config=WorkerConfig(rank, world), reading=reading, **how)
     start.wait()
     start.wait()
     with get_savable_loader(dataset) as loader:

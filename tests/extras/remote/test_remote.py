@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-import energon_lite as lib
+from energon_lite import ReadAhead, Reading
 from energon_lite.documents.paths import is_url
 from energon_lite.errors import (
     DatasetError,
@@ -34,7 +34,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.extras.remote.conftest import Clock
 from tests.extras.remote.stored_files import parts_of
 from tests.servers import Files, Ranges, upload
-from tests.testing import ALONE
+from tests.testing import train_loader
 
 URL = "memory://bucket/ten"
 
@@ -260,14 +260,8 @@ def test_a_store_that_is_away_is_waited_for_once(
     """Not once for each way in which a loader tries to read a sample."""
     document = b"{sample_type: TextSample, field_map: {text: txt}}"
     memory.pipe_file("/bucket/ten/.nv-meta/dataset.yaml", document)
-    dataset = lib.get_train_dataset(
-        URL,
-        batch_size=1,
-        worker_config=ALONE,
-        reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False, requests=1)),
-    )
-
-    with lib.get_savable_loader(dataset) as loader:
+    reading = Reading(read_ahead=ReadAhead(hedge=False, requests=1))
+    with train_loader(URL, batch_size=1, reading=reading) as loader:
         batches = iter(loader)
         next(batches)
         with monkeypatch.context() as outage:

@@ -11,14 +11,13 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
-import energon_lite as lib
 from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedError
 from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
@@ -27,7 +26,7 @@ from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.servers import s3_server, server_process
-from tests.testing import alone, free_port
+from tests.testing import free_port, train_loader
 
 PROXY = Path(__file__).parents[3] / "tools/bench/store_proxy.py"
 SAMPLES = 200
@@ -86,15 +85,9 @@ def url(store: Store, make_tar: Any, tmp_path: Path) -> str:
 
 
 def loader_of(url: str, workers: int = 2, run: int | None = None) -> Any:
-    dataset = lib.get_train_dataset(
-        url,
-        batch_size=10,
-        shuffle_buffer_size=None if run is None else 2 * run,
-        max_samples_per_sequence=run,
-        virtual_epoch_length=SAMPLES // 10,
-        worker_config=alone(workers),
-    )
-    return lib.get_savable_loader(dataset, start_method="fork")
+    order = {"shuffle_buffer_size": run and 2 * run, "max_samples_per_sequence": run}
+    how: dict[str, Any] = {"virtual_epoch_length": SAMPLES // 10, "start_method": "fork", **order}
+    return train_loader(url, workers, batch_size=10, **how)
 
 
 WHOLE = Counter(f"text {number}" for number in range(SAMPLES))
@@ -147,12 +140,19 @@ def test_an_object_that_is_replaced_ends_the_run(
     assert SampleReader(WebdatasetSource.open(url)).sample(61).parts == {"txt": b"TEXT 61"}
 
 
-def reset_auth(moto: int, first: str) -> None:
-    """Have moto look at credentials, after so many requests."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{moto}/moto-api/reset-auth", first.encode(), {"Content-Type": "text/plain"}
-    )
-    urllib.request.urlopen(request).read()
+@contextmanager
+def looking_at_credentials(moto: int) -> Iterator[None]:
+    """For a while, moto does so."""
+
+    def begin_after(requests: bytes) -> None:
+        url, kind = f"http://127.0.0.1:{moto}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(url, requests, kind)).read()
+
+    begin_after(b"0")
+    try:
+        yield
+    finally:
+        begin_after(b"inf")
 
 
 @pytest.fixture
@@ -170,15 +170,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 
 def test_wrong_credentials_are_an_error_at_once(url: str, moto: int, waits: list[float | None]) -> None:
     source = WebdatasetSource.open(url)
-    reset_auth(moto, "0")  # from now on moto looks at credentials
-    try:
-        with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
-            WebdatasetSource.open(url)
-        with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
-            SampleReader(source).sample(7)
-        assert waits and not any(waits)
-    finally:
-        reset_auth(moto, "inf")
+    with looking_at_credentials(moto):
+        for read in (lambda: WebdatasetSource.open(url), lambda: SampleReader(source).sample(7)):
+            with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
+                read()
+    assert waits and not any(waits)
 
 
 def test_requests_are_signed_by_us(store: Store, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,16 +201,13 @@ def test_requests_are_signed_by_us(store: Store, moto: int, monkeypatch: pytest.
     def read(url: str) -> bytes:
         return asyncio.run_coroutine_threadsafe(remote_files.read_range_in_loop(url, 3, 30), fs.loop).result(60)
 
-    reset_auth(moto, "0")
-    try:
+    with looking_at_credentials(moto):
         assert {url: read(url) for url in bodies} == {url: body[3:33] for url, body in bodies.items()}
         assert direct.read_here == len(bodies)
         known = direct._heads["signed/a.tar"]
         direct._heads["signed/a.tar"] = (known[0], known[1].replace(b"Signature=", b"Signature=0"), known[2])
         assert read("s3://signed/a.tar") == bodies["s3://signed/a.tar"][3:33]  # refused, and signed anew
         assert direct.read_here == len(bodies) + 1
-    finally:
-        reset_auth(moto, "inf")
 
 
 def test_a_bucket_that_is_not_there(url: str, waits: list[float | None]) -> None:

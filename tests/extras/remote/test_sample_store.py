@@ -1,17 +1,18 @@
-"""A store of samples changes no batch, whatever happens to its files, its disk, its bucket and its writers; and spares
-the work where it can."""
+"""A store of samples changes no batch, whatever happens to its disk and its bucket; and spares the work where it can.
+
+Its files are those of ``test_range_cache.py``, where they are damaged and their writers killed.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,18 +22,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite import TaskEncoder, WorkerConfig, get_train_dataset, stateless
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError
 from energon_lite.extras.remote import SampleStore, checked_bucket
 from energon_lite.extras.remote.sample_store import ComingUses
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
-from tests.accidents import damaged
+from tests.accidents import forked
 from tests.core.laws import oracle
 from tests.core.laws.sources import write_data
 from tests.extras.remote.store_runs import LARGE, Encoder, Plain, store_in
 from tests.extras.remote.stored_files import files_in, objects, size_of
-from tests.testing import ALONE, alone, batches_of, examples, nightly_but
+from tests.testing import ALONE, alone, batches_of, examples, same, val_loader
 
 
 def test_random_pipelines_are_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,25 +56,23 @@ def test_the_next_epoch_makes_only_what_depends_on_it(
     _, calls = run(None)
     assert calls > 80
     store, config = store_in(tmp_path, checked=0), alone(workers)
-    assert made(store, config=config) <= calls - 20 or workers  # workers read ahead
+    assert made(store, worker_config=config) <= calls - 20 or workers  # workers read ahead
     # The sample that is left out, in each of three epochs, and what is read ahead.
-    assert made(store_in(tmp_path, checked=0), config=config) <= 3 + 9 * workers
+    assert made(store_in(tmp_path, checked=0), worker_config=config) <= 3 + 9 * workers
     draws = sum(number % 4 in (1, 2) or number % 8 == 3 for number in range(32))
-    calls = made(store_in(tmp_path, checked=0), config=config, batch_size=5, count=6)
+    calls = made(store_in(tmp_path, checked=0), worker_config=config, batch_size=5, count=6)
     assert 0 < calls <= draws + 2 + 15 * workers
 
 
 def test_hits_are_counted(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
-    dataset = get_val_dataset(leaf_of(32), worker_config=ALONE, batch_size=4, task_encoder=Encoder(tmp_path / "calls"))
+    how: dict[str, Any] = {"batch_size": 4, "task_encoder": Encoder(tmp_path / "calls")}
     for hits in (0, 31):
-        with get_savable_loader(dataset, sample_store=store_in(tmp_path)) as loader:
+        with val_loader(leaf_of(32), sample_store=store_in(tmp_path), **how) as loader:
             assert len(list(loader)) == 8
             assert loader.stats()["cache"]["stored_samples"] == hits
 
 
-def test_ranks_share_samples_without_messages(
-    tmp_path: Path, same: Callable[..., bool], leaf_of: Callable[..., Path]
-) -> None:
+def test_ranks_share_samples_without_messages(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
     """Each finds in its second epoch what others have made in the first, and no socket is made."""
     leaf, calls = leaf_of(32), tmp_path / "calls"
 
@@ -84,16 +83,12 @@ def test_ranks_share_samples_without_messages(
     def made(count: int) -> int:
         """How many samples are made by two ranks at the same time."""
         calls.write_text("")
-        children = []
-        for rank in range(2):
-            children.append(os.fork())
-            if not children[-1]:
-                try:
-                    sys.addaudithook(lambda event, _: os._exit(2) if event.startswith("socket.") else None)
-                    found = batches(rank, count, store_in(tmp_path, checked=0))
-                    os._exit(not same(found, expected[rank][:count]))
-                finally:
-                    os._exit(3)
+
+        def rank_of(rank: int) -> None:
+            sys.addaudithook(lambda event, _: os._exit(2) if event.startswith("socket.") else None)
+            assert same(batches(rank, count, store_in(tmp_path, checked=0)), expected[rank][:count])
+
+        children = [forked(partial(rank_of, rank)) for rank in range(2)]
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
         return len(calls.read_text().split())
 
@@ -105,9 +100,9 @@ def test_ranks_share_samples_without_messages(
 @pytest.mark.parametrize("other", [{"version": "2"}, {}])
 def test_other_hooks_have_other_samples(run: Callable[..., Any], tmp_path: Path, other: dict[str, Any]) -> None:
     encoder = Encoder(tmp_path / "calls", salt=0 if other else 5)
-    expected, _ = run(None, encoder=encoder, count=7)  # less than an epoch
+    expected, _ = run(None, task_encoder=encoder, count=7)  # less than an epoch
     run(store_in(tmp_path), count=8)
-    found, calls = run(store_in(tmp_path, **other), encoder=encoder, count=7)
+    found, calls = run(store_in(tmp_path, **other), task_encoder=encoder, count=7)
     assert repr(found) == repr(expected) and calls >= 28
 
 
@@ -150,7 +145,7 @@ def test_a_small_store_finds_what_comes_soon(
 ) -> None:
     """A store of 15 % that kept the first samples would find 13 % of all. If samples are drawn, more can be found."""
     encoder, count = Plain(tmp_path / "calls"), 8 * 128
-    arguments: dict[str, Any] = {"encoder": encoder, "batch_size": 1, "samples": 128, "count": count}
+    arguments: dict[str, Any] = {"task_encoder": encoder, "batch_size": 1, "samples": 128, "count": count}
     arguments["shuffle_over_epochs_multiplier"] = copies
     run(store_in(tmp_path), **arguments)
     whole = size_of(files_in(tmp_path / "store"))
@@ -171,18 +166,6 @@ def test_a_bucket_is_a_store(run: Callable[..., Any], made: Callable[..., int], 
     assert objects() == there
 
 
-def test_a_bucket_is_bounded(made: Callable[..., int], bucket: str, tmp_path: Path) -> None:
-    encoder = Plain(tmp_path / "calls")
-    arguments: dict[str, Any] = {"encoder": encoder, "count": 3 * 800, "batch_size": 1, "samples": 800}
-    store = SampleStore(bucket, max_bytes=256 * 8000, checked=0)  # two of the three or four samples in each of 256
-    for _ in range(2):
-        assert made(store, **arguments)
-        sizes = Counter[str]()
-        for name, contents in objects().items():
-            sizes[name.split("/")[3]] += len(contents)
-        assert len(sizes) == 256 and max(sizes.values()) <= 8000 and sum(sizes.values()) > 256 * 3000
-
-
 class Nothing(TaskEncoder):
     decoder = None
 
@@ -199,7 +182,9 @@ class Several(TaskEncoder):
 def test_it_is_said_where_it_has_no_effect(
     run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, encoder: TaskEncoder, why: str
 ) -> None:
-    assert repr(run(store_in(tmp_path), encoder=encoder, count=4)) == repr(run(None, encoder=encoder, count=4))
+    assert repr(run(store_in(tmp_path), task_encoder=encoder, count=4)) == repr(
+        run(None, task_encoder=encoder, count=4)
+    )
     assert why in caplog.text and not files_in(tmp_path / "store")
 
 
@@ -214,9 +199,9 @@ class Odd(TaskEncoder):
 def test_samples_that_cannot_be_stored_are_made(
     run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batches, _ = run(store_in(tmp_path), encoder=Odd(), count=4)
+    batches, _ = run(store_in(tmp_path), task_encoder=Odd(), count=4)
     assert [sample["__key__"] for sample in batches[0]] == [
-        sample["__key__"] for sample in run(None, encoder=Odd(), count=4)[0][0]
+        sample["__key__"] for sample in run(None, task_encoder=Odd(), count=4)[0][0]
     ]
     assert caplog.text.count("are not stored: an array of object is not sent") == 1
 
@@ -229,17 +214,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=examples(12))
-@given(st.data())
-def test_a_damaged_file_is_made_again(
-    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, data: st.DataObject
-) -> None:
-    run(store_in(tmp_path), count=8)
-    for path in data.draw(st.lists(st.sampled_from(files_in(tmp_path / "store")), min_size=1, max_size=4, unique=True)):
-        path.write_bytes(damaged(data, path.read_bytes()))
-    made(store_in(tmp_path), count=8)
 
 
 def test_a_bucket_that_fails_is_told_once(
@@ -278,39 +252,13 @@ def test_a_disk_that_is_full_indeed(made: Callable[..., int], tmp_path: Path, ca
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs root, and a system that lets it mount")
     try:
-        arguments: dict[str, Any] = {"encoder": Plain(tmp_path / "calls"), "samples": 64, "count": 32}
+        arguments: dict[str, Any] = {"task_encoder": Plain(tmp_path / "calls"), "samples": 64, "count": 32}
         store = SampleStore(str(disk / "store"), max_bytes=LARGE, checked=0)
         first = made(store, **arguments)
         assert caplog.text.count("No space left on device") == 1
         assert 0 < made(store, **arguments) < first
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-#: Kills of a test, and a seed: some each time, 10,000 in the night.
-@pytest.mark.parametrize(
-    ("kills", "seed"), nightly_but({0}, [(examples(20), 0), *((1000, seed) for seed in range(1, 11))])
-)
-def test_kills_leave_nothing_wrong(
-    run: Callable[..., Any], made: Callable[..., int], tmp_path: Path, kills: int, seed: int
-) -> None:
-    random = Random(seed)
-    began = time.monotonic()
-    run(store_in(tmp_path), count=8)
-    longest = 2 * (time.monotonic() - began)
-    for kill in range(1, kills + 1):
-        for path in files_in(tmp_path / "store"):
-            if random.random() < 0.3:
-                path.unlink()
-        child = os.fork()
-        if child == 0:
-            run(store_in(tmp_path), count=8)
-            os._exit(0)
-        time.sleep(random.random() * longest)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if kill % 50 == 0 or kill == kills:
-            made(store_in(tmp_path, checked=2), count=8)
 
 
 # -- what comes next ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -84,6 +84,17 @@ def _honest_handshake(secret: bytes | None = None) -> tuple[bytes, bytes]:
     return worker.received, trainer.received
 
 
+@contextmanager
+def _sent(data: bytes, *, is_all: bool = True) -> Iterator[socket.socket]:
+    """The end of a connection at which these bytes arrive; and no more, if that is all."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(data)
+        if is_all:
+            there.shutdown(socket.SHUT_WR)
+        yield here
+
+
 @pytest.fixture(params=[None, b"s" * 32])
 def secret(request: pytest.FixtureRequest) -> bytes | None:
     return request.param  # type: ignore[no-any-return]
@@ -109,28 +120,19 @@ def test_fuzzed_handshakes(secret: bytes | None, count: int, seed: int) -> None:
         raise RefusedError("no trainer of this run")
 
     for _ in range(count):
-        trainer, worker = socket.socketpair()
-        with trainer, worker:
-            trainer.sendall(_hostile(draw, honest))
-            trainer.shutdown(socket.SHUT_WR)
-            with pytest.raises(ENDS):
-                greet(worker, secret, refuse, {"workers": 1}, 1.0)
+        with _sent(_hostile(draw, honest)) as worker, pytest.raises(ENDS):
+            greet(worker, secret, refuse, {"workers": 1}, 1.0)
     assert not cards  # nobody gets so far without a proof
 
 
 @many
 @pytest.mark.usefixtures("bounded")
-def test_fuzzed_handshakes_of_peers_that_know_the_secret(
-    secret: bytes | None, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fuzzed_handshakes_of_peers_with_the_secret(secret: Any, count: int, seed: int, monkeypatch: Any) -> None:
     """Changed behind the proof, too, whose random bytes are known here. Whatever it is, it ends."""
     monkeypatch.setattr(protocol, "os", SimpleNamespace(urandom=bytes))
     draw, honest, cards = random.Random(seed), _honest_handshake(secret), list[Any]()
     for number in range(count):
-        here, there = socket.socketpair()
-        with here, there:
-            there.sendall(_hostile(draw, honest[number % 2]))
-            there.shutdown(socket.SHUT_WR)
+        with _sent(_hostile(draw, honest[number % 2])) as here:
             if number % 2:
                 with suppress(Exception):  # the receiver does not use such a server, and says why
                     join(here, secret, {}, 1.0)
@@ -150,11 +152,8 @@ def _honest_frame() -> bytes:
 
 def _end_of(sent: bytes) -> tuple[BaseException, int]:
     """The error with which a worker's side ends that gets these frames, and the messages with jobs before."""
-    trainer, worker = socket.socketpair()
     fine = 0
-    with trainer, worker:
-        trainer.sendall(sent)
-        trainer.shutdown(socket.SHUT_WR)
+    with _sent(sent) as worker:
         received = frames(worker, [AGREED])
         try:
             while True:
@@ -196,6 +195,11 @@ def _dataset(leaf: Path, config: WorkerConfig = ALONE, **options: Any) -> Savabl
     return get_train_dataset(leaf, worker_config=config, **{"batch_size": 4} | options)
 
 
+def _first_batch(leaf: Path, workers: Any, **options: Any) -> list[Any]:
+    """Of a run with these workers, and none of its own."""
+    return batches_of(_dataset(leaf, WorkerConfig(0, 1, workers=workers), **options), 1)
+
+
 @pytest.mark.parametrize("count", nightly_but({0}, [60, 100_000]))
 def test_a_server_outlives_and_counts_what_comes(leaf_of: Any, count: int) -> None:
     draw, (honest, _) = random.Random(count), _honest_handshake()
@@ -206,7 +210,7 @@ def test_a_server_outlives_and_counts_what_comes(leaf_of: Any, count: int) -> No
                     connection.sendall(_hostile(draw, honest))
                     connection.shutdown(socket.SHUT_WR)
         assert until(lambda: served.refused == count)
-        assert batches_of(_dataset(leaf_of(50), WorkerConfig(0, 1, workers=served.tcp())), 1)
+        assert _first_batch(leaf_of(50), served.tcp())
 
 
 def test_a_server_outlives_and_counts_frames_of_trainers(leaf_of: Any) -> None:
@@ -259,9 +263,8 @@ def test_other_runs_are_refused_by_name(
     (tmp_path / "secret").write_text(secret)
     there: dict[str, Any] = {"task_encoder": Sized(2)}
     with serving(_dataset(leaf_of(50), **there), secret=b"s" * 20) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp(secret_file=tmp_path / "secret"))
         with pytest.raises(UsageError, match=said):
-            batches_of(_dataset(leaf_of(50), config, **there | options), 1)
+            _first_batch(leaf_of(50), served.tcp(secret_file=tmp_path / "secret"), **there | options)
 
 
 def test_differences_of_code_and_environment_are_named(leaf_of: Any) -> None:
@@ -292,25 +295,20 @@ def _hello(version: int, has_secret: bool) -> list[memoryview]:
     ],
 )
 def test_a_trainer_refuses_what_is_no_worker_of_its_run(own: Any, sent: Any, error: Any, said: str) -> None:
-    trainer, worker = socket.socketpair()
-    with trainer, worker:
-        worker.sendall(b"".join(sent))
-        with pytest.raises(error, match=said):
-            in_time(lambda: join(trainer, own, {}, 60.0 if sent else 0.05))
+    with _sent(b"".join(sent), is_all=False) as trainer, pytest.raises(error, match=said):
+        in_time(lambda: join(trainer, own, {}, 60.0 if sent else 0.05))
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 7, 8])
 def test_one_byte_of_a_head_is_changed(place: int) -> None:
     head = bytearray(b"".join(frame(8, [memoryview(bytes(AGREED))])))
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(head)
+    with _sent(head) as here:
         got = next(frames(here, [AGREED]))
-        assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
-        head[place] += 1
-        there.sendall(head)
-        with pytest.raises(FrameError, match="65,537 bytes; 65,536 were" if place == 8 else "is no frame"):
-            next(frames(here, [AGREED]))
+    assert got is not None and (got.kind, got.body.nbytes) == (8, AGREED)
+    head[place] += 1
+    said = "65,537 bytes; 65,536 were" if place == 8 else "is no frame"
+    with _sent(head) as here, pytest.raises(FrameError, match=said):
+        next(frames(here, [AGREED]))
 
 
 JOB = Job(0, 3, AddressList([(0, 7, 1)], 9), ("batch", 0, 3))
@@ -360,4 +358,4 @@ def test_wrong_descriptions_are_refused(tmp_path: Path, leaf_of: Any) -> None:
         ("carrier-pigeon://loft", "no workers of the kind 'carrier-pigeon'"),
     ):
         with pytest.raises(UsageError, match=said):
-            batches_of(_dataset(leaf_of(7), WorkerConfig(0, 1, workers=workers)), 1)
+            _first_batch(leaf_of(7), workers)

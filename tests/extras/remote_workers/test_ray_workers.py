@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -30,10 +30,10 @@ from energon_lite.extras.remote_workers.protocol import RefusedError, join
 from energon_lite.extras.remote_workers.run_card import run_card
 from energon_lite.extras.remote_workers.tcp_workers import TcpHandle
 from energon_lite.loading.executors.worker_handle import LocalHandle
-from tests.core.laws.kinds import KINDS, Pipeline
+from tests.core.laws.kinds import KINDS
 from tests.extras.remote_workers.served import pool_with, serving
 from tests.servers import ray_cluster
-from tests.testing import ALONE, batches_of, examples, take, until
+from tests.testing import ALONE, batches_of, examples, same, take, until
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -84,12 +84,10 @@ def _plain(leaf: Path, count: int) -> list[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(3), phases=[Phase.generate])
 @given(data=st.data())
-def test_a_run_goes_on_with_workers_of_any_kind(
-    cluster: Any, leaf_of: Any, known_lengths: None, same: Callable[[Any, Any], bool], kind: str, data: st.DataObject
-) -> None:
+@pytest.mark.usefixtures("cluster", "known_lengths")
+def test_a_run_goes_on_with_workers_of_any_kind(leaf_of: Any, kind: str, data: st.DataObject) -> None:
     """Actors, servers, threads, processes and the trainer alone, one after the other, and some beside each other."""
-    pipeline: Pipeline = data.draw(KINDS[kind])
-    build = pipeline.builder(leaf_of)
+    build = data.draw(KINDS[kind]).builder(leaf_of)
 
     def go_on(count: int, config: WorkerConfig, state: Any, **options: Any) -> tuple[list[Any], Any]:
         with get_savable_loader(build(config), **options) as loader:
@@ -112,7 +110,7 @@ def test_a_run_goes_on_with_workers_of_any_kind(
 
 
 @pytest.mark.parametrize("method", ["fork", "thread"])
-def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], method: str) -> None:
+def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, method: str) -> None:
     """Both make batches of the same run, as soon as local ones cannot keep up."""
     config = WorkerConfig(0, 1, 1, workers="ray")
     with get_savable_loader(_dataset(leaf_of(50), Patient(), config), start_method=method) as loader:
@@ -129,9 +127,7 @@ def test_actors_beside_local_workers(cluster: Any, leaf_of: Any, same: Callable[
     assert same(batches, _plain(leaf_of(50), len(batches)))
 
 
-def test_a_killed_actor_a_killed_node_and_a_killed_receiver_cost_nothing(
-    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool]
-) -> None:
+def test_a_killed_actor_a_killed_node_and_a_killed_receiver_cost_nothing(cluster: Any, leaf_of: Any) -> None:
     workers = RayWorkers(2, 2, resources={"CPU": 2, "cpu_node": 1})  # one on each node
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), WorkerConfig(0, 1, workers=workers))) as loader:
         batches = take(loader, 20)
@@ -233,9 +229,7 @@ class Fire:
 
 
 @pytest.mark.parametrize("local", [0, 1])
-def test_an_epoch_under_fire(
-    cluster: Any, leaf_of: Any, same: Callable[[Any, Any], bool], local: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_epoch_under_fire(cluster: Any, leaf_of: Any, local: int, caplog: pytest.LogCaptureFixture) -> None:
     """Workers are killed or stopped every half a second, and a raylet is killed; one actor lives: batches come."""
     caplog.set_level("ERROR", logger="energon_lite")
 
@@ -299,9 +293,7 @@ class Gated(Drawn):
                 time.sleep(0.05)
 
 
-def test_actors_get_jobs_when_they_have_started(
-    cluster: Any, leaf_of: Any, tmp_path: Path, same: Callable[[Any, Any], bool]
-) -> None:
+def test_actors_get_jobs_when_they_have_started(cluster: Any, leaf_of: Any, tmp_path: Path) -> None:
     config = WorkerConfig(0, 1, workers=RayWorkers(2, 2))
     with get_savable_loader(_dataset(leaf_of(50), Gated(tmp_path), config)) as loader:
         batches = take(loader, 20)
@@ -320,9 +312,7 @@ def test_actors_that_end_at_their_start_are_told(
     assert caplog.text.count("in a row ended at their start") == 1
 
 
-def test_local_workers_go_on_without_actors(
-    cluster: Any, leaf_of: Any, caplog: pytest.LogCaptureFixture, same: Callable[[Any, Any], bool]
-) -> None:
+def test_local_workers_go_on_without_actors(cluster: Any, leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Ray refuses these actors before it starts a process, so that their ends take no time."""
     config = WorkerConfig(0, 1, 1, workers=RayWorkers(1, 1, resources={"cpu_node": -1}))
     with get_savable_loader(_dataset(leaf_of(50), Drawn(), config)) as loader:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import EnergonLiteError
 from energon_lite.extras.remote_workers import TcpWorkers
-from tests.core.laws.kinds import KINDS, Noise, Pipeline, training, validation
+from tests.core.laws.kinds import KINDS, Noise, training, validation
 from tests.extras.remote_workers.served import pool_with, serving
-from tests.testing import ALONE, batches_of, examples, take, until
+from tests.testing import ALONE, batches_of, examples, same, take, until
 
 #: Local workers, their start method, and whether there are others behind TCP.
 WAYS = [(1, "thread", False), (1, "fork", False), (0, "fork", True), (2, "fork", True), (1, "thread", True)]
@@ -47,16 +48,12 @@ def _run(build: Callable[[WorkerConfig], Any], way: Any, tcp: Any, count: int, s
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(3), phases=[Phase.generate])
 @given(data=st.data())
-def test_any_worker_makes_the_same_batches(
-    leaf_of: Any, known_lengths: None, same: Callable[[Any, Any], bool], kind: str, data: st.DataObject
-) -> None:
-    pipeline: Pipeline = data.draw(KINDS[kind])
-    ways = data.draw(st.permutations(WAYS))
-    build = pipeline.builder(leaf_of)
+def test_any_worker_makes_the_same_batches(leaf_of: Any, known_lengths: None, kind: str, data: st.DataObject) -> None:
+    build, ways = data.draw(KINDS[kind]).builder(leaf_of), data.draw(st.permutations(WAYS))
     expected, state = _run(build, (0, "fork", False), None, 14)
     if state is None:
         return
-    with serving(build(WorkerConfig(0, 1))) as served:
+    with serving(build(ALONE)) as served:
         tcp = served.tcp()
         batches, after = _run(build, ways[0], tcp, 14)
         assert same(batches, expected) and after == state, ways[0]
@@ -65,31 +62,28 @@ def test_any_worker_makes_the_same_batches(
         assert same([*first, *rest], expected) and after == state, ways
 
 
-def test_a_validation_ends_alike(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+def test_a_validation_ends_alike(leaf_of: Any) -> None:
     build = validation(leaf_of(50), batch_size=4, task_encoder=Noise())
     with serving(build(ALONE)) as served:
         for workers in (served.tcp(), f"tcp://{served.address}"):
             assert same(batches_of(build(WorkerConfig(0, 1, workers=workers))), batches_of(build(ALONE)))
 
 
-def test_ranks_share_a_server(leaf_of: Any, same: Callable[[Any, Any], bool]) -> None:
+def test_ranks_share_a_server(leaf_of: Any) -> None:
     build = training(leaf_of(50), batch_size=2, task_encoder=Noise())
 
     def run(tcp: Any) -> Any:
-        loaders = [get_savable_loader(build(WorkerConfig(rank, 3, workers=tcp))) for rank in range(3)]
-        try:
-            iterators = [iter(loader) for loader in loaders]
-            return [next(iterator) for _ in range(6) for iterator in iterators]
-        finally:
-            for loader in loaders:
-                loader.close()
+        with ExitStack() as stack:
+            configs = [WorkerConfig(rank, 3, workers=tcp) for rank in range(3)]
+            ranks = [iter(stack.enter_context(get_savable_loader(build(config)))) for config in configs]
+            return [next(rank) for _ in range(6) for rank in ranks]
 
-    with serving(build(WorkerConfig(0, 1)), workers=3) as served:
+    with serving(build(ALONE), workers=3) as served:
         assert same(run(served.tcp(per_server=1)), run(None))
 
 
 @pytest.mark.slow
-def test_the_step_after_5000_comes_next(leaf_of: Any, same: Callable[[Any, Any], bool], tmp_path: Path) -> None:
+def test_the_step_after_5000_comes_next(leaf_of: Any, tmp_path: Path) -> None:
     """With workers elsewhere that are busy, and far ahead, trainer and servers are killed (tensorflow#63079)."""
     build, saved = training(leaf_of(50), batch_size=2, task_encoder=Noise()), tmp_path / "state"
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,51 +23,57 @@ from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 from tests.core.laws.kinds import Noise
 from tests.extras.remote_workers.served import serving
 from tests.fork_server import ForkedProgram, run_program
-from tests.testing import ALONE, batches_of, command, free_port, take, text_dataset, until
+from tests.testing import ALONE, batches_of, command, free_port, same, take, text_dataset, until
 
 ROOT = Path(__file__).parents[3]
 
+#: A training that prints the keys of its batches, all of which are made elsewhere.
 SCRIPT = """
-    import sys
-    from dataclasses import dataclass
+import sys
+from dataclasses import dataclass
 
-    import torch
-    from energon_lite import Sample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-    from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
-
-
-    @dataclass
-    class Numbers:
-        keys: list
-        numbers: torch.Tensor
+import torch
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.extras.remote_workers import TcpWorkers, TlsFiles
 
 
-    class Encoder(TaskEncoder):
-        def batch(self, samples):
-            return Numbers([sample.__key__ for sample in samples], torch.tensor([len(s.text) for s in samples]))
+@dataclass
+class Numbers:
+    keys: list
+    numbers: torch.Tensor
 
 
-    def make_dataset(config):
-        return get_train_dataset("data", worker_config=config, batch_size=4, task_encoder=Encoder())
+class Encoder(TaskEncoder):
+    def batch(self, samples):
+        return Numbers([sample.__key__ for sample in samples], torch.tensor([len(s.text) for s in samples]))
 
 
-    if __name__ == "__main__":
-        files = TlsFiles(certificate="cert.pem", key="key.pem", authority="ca.pem")
-        workers = TcpWorkers([sys.argv[1]], secret_file="secret", tls=files)
-        config = WorkerConfig(0, 1, workers=workers)
-        with get_savable_loader(make_dataset(config)) as loader:
-            batch = next(iter(loader))
-            assert type(batch) is Numbers
-            print(batch.numbers.tolist())
+def make_dataset(config):
+    return get_train_dataset({data!r}, worker_config=config, batch_size=2, repeat=False, task_encoder=Encoder())
+
+
+if __name__ == "__main__":
+    workers = TcpWorkers({workers})
+    with get_savable_loader(make_dataset(WorkerConfig(0, 1, workers=workers))) as loader:
+        batches = list(loader)
+    assert all(type(batch) is Numbers and min(batch.numbers) >= 3 for batch in batches)
+    print(sorted(key for batch in batches for key in batch.keys))
 """
+#: What it prints of seven samples.
+SEVEN = f"{[f'a-{number}' for number in range(7)]}\n"
+
+
+def write_script(path: Path, data: Path, workers: str = "") -> None:
+    """Write the training, with the arguments of ``TcpWorkers``."""
+    path.write_text(SCRIPT.format(data=str(data), workers=workers))
 
 
 def test_a_script_and_its_server(leaf_of: Any, certificates: Path, tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem", "ca.pem"):
         (tmp_path / name).symlink_to(certificates / name)
-    (tmp_path / "my_train.py").write_text(textwrap.dedent(SCRIPT))
+    files = 'TlsFiles(certificate="cert.pem", key="key.pem", authority="ca.pem")'
+    write_script(tmp_path / "my_train.py", leaf_of(7), f'[sys.argv[1]], secret_file="secret", tls={files}')
     (tmp_path / "secret").write_text("a secret of many letters")
-    (tmp_path / "data").symlink_to(leaf_of(50))
     run = "from energon_lite.cli.main import main; main()"
     serve = ["-c", run, "serve", "my_train:make_dataset", "--workers", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -82,7 +87,7 @@ def test_a_script_and_its_server(leaf_of: Any, certificates: Path, tmp_path: Pat
         trained = run_program(["my_train.py", f"localhost{port}"], stdout=subprocess.PIPE, timeout=300, **options)
         server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
-    assert trained.returncode == 0 and trained.stdout.strip() == "[4, 4, 4, 4]"
+    assert trained.returncode == 0 and trained.stdout == SEVEN
 
 
 def test_arguments_that_cannot_work(tmp_path: Path) -> None:
@@ -98,10 +103,8 @@ def test_arguments_that_cannot_work(tmp_path: Path) -> None:
 
 def test_classes_of_the_trainers_script_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in ``__main__`` there, and in a module that is imported here."""
-    (tmp_path / "a_script.py").write_text(textwrap.dedent(SCRIPT))
+    write_script(tmp_path / "a_script.py", text_dataset(tmp_path / "data", 4))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    text_dataset(tmp_path / "data", 4)
     wire.known_class.cache_clear()
     monkeypatch.setattr(wire, "SCRIPTS", [])
     with pytest.raises(wire.UnknownClassError):
@@ -127,7 +130,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
+def test_tls(leaf_of: Any, certificates: Path) -> None:
     def files(own: str) -> TlsFiles:
         certificate, key = certificates / f"{own}cert.pem", certificates / f"{own}key.pem"
         return TlsFiles(certificate=certificate, key=key, authority=certificates / "ca.pem")
@@ -153,24 +156,11 @@ def test_tls(leaf_of: Any, certificates: Path, same: Any) -> None:
 
 
 EXAMPLES = ROOT / "examples" / "machines"
-#: A training that prints the keys of its batches, all of which are made elsewhere.
-TRAINING = """
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.extras.remote_workers import TcpWorkers
-
-def make_dataset(config):
-    return get_train_dataset({data!r}, worker_config=config, batch_size=2, repeat=False)
-
-if __name__ == "__main__":
-    config = WorkerConfig(0, 1, workers=TcpWorkers({servers}, secret_file={secret!r}))
-    with get_savable_loader(make_dataset(config)) as loader:
-        print(sorted(key for batch in loader for key in batch.__key__))
-"""
 
 
-def _folder(tmp_path: Path, data: Path, servers: str, secret: str) -> dict[str, str]:
+def _folder(tmp_path: Path, data: Path, workers: str) -> dict[str, str]:
     """Write the training; return the environment of its processes."""
-    (tmp_path / "my_train.py").write_text(TRAINING.format(data=str(data), servers=servers, secret=secret))
+    write_script(tmp_path / "my_train.py", data, workers)
     for name, text in (("scontrol", "echo localhost\n"), ("srun", 'shift\nexec "$@"\n')):
         (tmp_path / name).write_text("#!/bin/bash\n" + text)
         (tmp_path / name).chmod(0o755)
@@ -179,19 +169,16 @@ def _folder(tmp_path: Path, data: Path, servers: str, secret: str) -> dict[str, 
 
 
 def _output(command: list[str], tmp_path: Path, environment: dict[str, str]) -> str:
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert not run.returncode, run.stderr
-    return run.stdout
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 300}
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, **options).stdout
 
 
 @pytest.mark.slow
 def test_slurm(tmp_path: Path, leaf_of: Any) -> None:
-    environment = _folder(tmp_path, leaf_of(7), 'file="servers.txt"', "secret")
+    environment = _folder(tmp_path, leaf_of(7), 'file="servers.txt", secret_file="secret"')
     job = {"SLURM_JOB_ID": str(free_port() - 20_000), "SLURM_JOB_NODELIST_HET_GROUP_1": "localhost"}
     command = ["bash", str(EXAMPLES / "slurm.sbatch"), "my_train.py", "my_train:make_dataset"]
-    assert _output(command, tmp_path, environment | job) == f"{[f'a-{n}' for n in range(7)]}\n"
+    assert _output(command, tmp_path, environment | job) == SEVEN
 
 
 @contextmanager
@@ -215,9 +202,9 @@ def test_kubernetes(tmp_path: Path, leaf_of: Any) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
 
     here = {f"0.0.0.0:{port}": f"127.0.0.1:{free_port()}", secret: str(tmp_path / "secret"), "32": "1"}
-    environment = _folder(tmp_path, leaf_of(7), f"[{here[f'0.0.0.0:{port}']!r}]", here[secret])
+    workers = f"[{here[f'0.0.0.0:{port}']!r}], secret_file={here[secret]!r}"
+    environment = _folder(tmp_path, leaf_of(7), workers)
     (tmp_path / "secret").write_text(secrets.token_hex(32))
     command = [here.get(word, word) for word in [*container["command"], *container["args"]]]
     with _started(command, tmp_path, environment):
-        said = _output([sys.executable, "my_train.py"], tmp_path, environment)
-    assert said == f"{[f'a-{n}' for n in range(7)]}\n"
+        assert _output([sys.executable, "my_train.py"], tmp_path, environment) == SEVEN

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from energon_lite import SavableDataset, WorkerConfig, get_train_dataset
 from energon_lite.extras.remote_workers import mixed_pool
@@ -21,7 +20,7 @@ from energon_lite.loading.executors.executor import PoolOptions
 from energon_lite.loading.executors.transport import PipeChannel
 from tests.extras.remote_workers.served import pool_with, served_loader
 from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, expected_of
-from tests.testing import ALONE, batches_of, in_time, take, text_dataset
+from tests.testing import ALONE, batches_of, blend_of, in_time, take, text_dataset
 
 
 def _makers(leaf: Path, local: int, seconds: float, step: float, batches: int = 60, **tcp: Any) -> list[str]:
@@ -199,15 +198,10 @@ class SlowData(Slow):
 
 def test_jobs_of_a_slow_data_set_begin_before_their_turn(leaf_of: Any, tmp_path: Path) -> None:
     """As soon as it is known to be slow; the batches stay in order."""
-    slow = text_dataset(tmp_path / "slow", 50, prefix="b-")
-    blend = [{"path": str(leaf_of(50)), "weight": 9}, {"path": str(slow), "weight": 1}]
-    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
-    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(document))
+    blend = blend_of([(leaf_of(50), 9), (text_dataset(tmp_path / "slow", 50, prefix="b-"), 1)])
 
     def dataset(config: WorkerConfig, seconds: float) -> SavableDataset:
-        return get_train_dataset(
-            tmp_path / "blend.yaml", worker_config=config, task_encoder=SlowData(seconds), batch_size=1
-        )
+        return get_train_dataset(blend, worker_config=config, task_encoder=SlowData(seconds), batch_size=1)
 
     sent = list[int]()
     with served_loader(lambda config: dataset(config, 0.005)) as loader:

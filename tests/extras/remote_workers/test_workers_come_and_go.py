@@ -29,6 +29,10 @@ from tests.extras.remote_workers.slow_samples import Slow, dataset_of, digest, e
 from tests.testing import ALONE, in_time, take, until
 
 
+def loader_of(leaf: Path, workers: TcpWorkers, local: int = 0, seconds: float = 0.002, **options: Any) -> Any:
+    return get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, local, workers=workers), seconds), **options)
+
+
 @pytest.mark.parametrize("local", [0, 1])
 def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: pytest.LogCaptureFixture) -> None:
     """Two of three servers, or the local worker, are hit every 0.2 s; one lives, so that batches come in a second."""
@@ -59,10 +63,9 @@ def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: p
                 servers[place] = Served(dataset_of(leaf, ALONE), 1)
                 addresses.write_text("\n".join(served.address for served in servers))
 
-    config = WorkerConfig(0, 1, local, workers=TcpWorkers(file=addresses))
     found, waits, shooter = [], [], threading.Thread()
     try:
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
+        with loader_of(leaf, TcpWorkers(file=addresses), local) as loader:
             iterator = iter(loader)
             found.append(digest(next(iterator)))
             began = time.monotonic()
@@ -89,8 +92,7 @@ def test_an_epoch_under_fire(leaf_of: Any, tmp_path: Path, local: int, caplog: p
 def test_jobs_of_a_stopped_worker_run_elsewhere(leaf_of: Any, caplog: pytest.LogCaptureFixture, room: int) -> None:
     leaf = leaf_of(50)
     with serving(dataset_of(leaf, ALONE), 1) as one, serving(dataset_of(leaf, ALONE), 1) as other:
-        config = WorkerConfig(0, 1, workers=TcpWorkers([one.address, other.address]))
-        with get_savable_loader(dataset_of(leaf, config), max_bytes_in_flight=room) as loader:
+        with loader_of(leaf, TcpWorkers([one.address, other.address]), max_bytes_in_flight=room) as loader:
             iterator = iter(loader)
             found = [digest(batch) for batch in take(iterator, 6)]
             pool = pool_with(loader, 2)
@@ -125,9 +127,8 @@ class Dies(Slow):
     ],
 )
 def test_errors_of_hooks_and_jobs_in_which_workers_die_end_the_run(
-    leaf_of: Any, caplog: pytest.LogCaptureFixture, encoder: Slow, error: type[Exception], said: str
+    leaf_of: Any, encoder: Slow, error: type[Exception], said: str
 ) -> None:
-    caplog.set_level(logging.ERROR, logger="energon_lite")
     with served_loader(lambda config: dataset_of(leaf_of(50), config, task_encoder=encoder)) as loader:
         with pytest.raises(error, match=said):
             list(loader)
@@ -136,8 +137,7 @@ def test_errors_of_hooks_and_jobs_in_which_workers_die_end_the_run(
 def test_a_name_in_a_file_is_looked_up_again(leaf_of: Any, tmp_path: Path) -> None:
     leaf, addresses = leaf_of(50), tmp_path / "servers"
     addresses.write_text("# none yet\n")
-    config = WorkerConfig(0, 1, workers=TcpWorkers(file=addresses))
-    with get_savable_loader(dataset_of(leaf, config)) as loader, serving(dataset_of(leaf, ALONE)) as served:
+    with loader_of(leaf, TcpWorkers(file=addresses)) as loader, serving(dataset_of(leaf, ALONE)) as served:
         threading.Timer(0.3, addresses.write_text, [f"localhost:{served.port}  # here\n"]).start()
         assert [digest(batch) for batch in loader] == expected_of(leaf)
 
@@ -163,8 +163,7 @@ def test_a_name_whose_addresses_change_in_the_run(
     first = Served(dataset_of(leaf, ALONE), 1)
     second = Served(dataset_of(leaf, ALONE), 1, port=first.port, host="127.0.0.2")
     try:
-        config = WorkerConfig(0, 1, workers=TcpWorkers([f"decoders:{first.port}"]))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
+        with loader_of(leaf, TcpWorkers([f"decoders:{first.port}"])) as loader:
             iterator = iter(loader)
             found = [digest(batch) for batch in take(iterator, 6)]
             pool: Any = loader._workers.executor()
@@ -190,8 +189,7 @@ def test_a_refusal_is_forgotten_when_a_worker_joins(
 
     try:
         serve()
-        config = WorkerConfig(0, 1, workers=TcpWorkers(file=addresses))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
+        with loader_of(leaf, TcpWorkers(file=addresses)) as loader:
             iterator = iter(loader)
             found = [digest(next(iterator))]
             serve(batch_size=3)
@@ -214,8 +212,7 @@ def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
     leaf = leaf_of(50)
     with socket.create_server(("127.0.0.1", 0)) as silent, serving(dataset_of(leaf, ALONE)) as served:
         addresses = [f"127.0.0.1:{silent.getsockname()[1]}", served.address]
-        config = WorkerConfig(0, 1, workers=TcpWorkers(addresses))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
+        with loader_of(leaf, TcpWorkers(addresses)) as loader:
             assert in_time(lambda: [digest(batch) for batch in loader], 60) == expected_of(leaf)
 
 
@@ -225,17 +222,12 @@ def test_a_server_that_never_answers_holds_nobody_up(leaf_of: Any) -> None:
 def test_large_answers_lie_in_shared_memory(leaf_of: Any) -> None:
     """As long as the trainer keeps few batches; those that find no free segment arrive all the same."""
     leaf = leaf_of(50)
-    with serving(dataset_of(leaf, ALONE)) as served:
-        config = WorkerConfig(0, 1, workers=served.tcp())
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
-            places, found = [], []
-            for batch in loader:
-                places.append(mapped_at(batch["x"].data_ptr()))
-                found.append(digest(batch))
-        with get_savable_loader(dataset_of(leaf, config)) as loader:
-            kept = list(loader)
-    assert all(places) and found == expected_of(leaf)
-    assert [digest(batch) for batch in kept] == found
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        places, found = zip(*((mapped_at(batch["x"].data_ptr()), digest(batch)) for batch in loader), strict=True)
+    with served_loader(lambda config: dataset_of(leaf, config)) as loader:
+        kept = list(loader)
+    assert all(places) and [*found] == expected_of(leaf)
+    assert [digest(batch) for batch in kept] == [*found]
     assert None in [mapped_at(batch["x"].data_ptr()) for batch in kept]
 
 
@@ -341,7 +333,7 @@ def test_a_link_that_is_cut_off_and_comes_back(link: Link, leaf_of: Any, tmp_pat
     workers = TcpWorkers([f"{link.host}:7070"], secret_file=secret)
     found, waits = [], []
     try:
-        with get_savable_loader(dataset_of(leaf, WorkerConfig(0, 1, local, workers=workers), 0.005)) as loader:
+        with loader_of(leaf, workers, local, 0.005) as loader:
             iterator = iter(loader)
             found.append(digest(next(iterator)))
             pool_with(loader, 2 + local)

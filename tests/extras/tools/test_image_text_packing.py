@@ -19,14 +19,12 @@ from energon_lite import (
     SkipSample,
     TextSample,
     VQASample,
-    get_savable_loader,
-    get_train_dataset,
 )
 from energon_lite.errors import UsageError
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
 from energon_lite.extras.tools.positions import mrope_positions
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, examples, take
+from tests.testing import examples, take, train_loader
 
 IMAGE, END = 9, 8
 SIZES = [(2, 2), (4, 2), (6, 4), (3, 7)]
@@ -81,13 +79,9 @@ def check_row(row: Any, capacity: int) -> None:
 
 def test_by_a_plan(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: lengths(self))
-    dataset: Any = get_train_dataset(
-        leaf_of(50), task_encoder=Pictures(), worker_config=ALONE, batching=BestFit(Capacity(60)), repeat=False
-    )
-    with get_savable_loader(dataset) as loader:
-        steps = len(loader)
-        rows = list(loader)
-        planned = dataset.plan.chunks.get(0, 0)
+    with train_loader(leaf_of(50), task_encoder=Pictures(), batching=BestFit(Capacity(60)), repeat=False) as loader:
+        dataset: Any = loader.dataset
+        steps, rows, planned = len(loader), list(loader), dataset.plan.chunks.get(0, 0)
         for number, row in enumerate(rows):
             check_row(row, 60)
             assert row.num_tokens == sum(span[4] for span in planned.spans(number))
@@ -99,10 +93,8 @@ def test_by_a_plan(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_by_hooks(leaf_of: Any, size: int, tmp_path: Path) -> None:
-    dataset = get_train_dataset(
-        leaf_of(500), task_encoder=Pictures(capacity=60), worker_config=ALONE, batch_size=size, packing_buffer_size=32
-    )
-    with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl") as loader:
+    how: dict[str, Any] = {"batch_size": size, "packing_buffer_size": 32, "trace": tmp_path / "trace.jsonl"}
+    with train_loader(leaf_of(500), task_encoder=Pictures(capacity=60), **how) as loader:
         rows = take(loader, 60)
         stats = loader.stats()
     for row in rows:

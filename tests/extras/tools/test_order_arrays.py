@@ -25,6 +25,7 @@ from energon_lite.extras.tools.order_arrays import build_blend_index, shuffle_ah
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import permute_array
 from tests.accidents import killed_at_every_step
+from tests.testing import contents_of
 
 weights_lists = st.lists(st.one_of(st.floats(1e-9, 1.0), st.integers(1, 5)), min_size=1, max_size=12)
 N = 10 * BLOCK + 321
@@ -38,10 +39,6 @@ def _largest_remainder(weights: list[float], n: int) -> list[int]:
     for leaf in by_rest[: n - sum(counts)]:
         counts[leaf] += 1
     return counts
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @given(weights=weights_lists, n=st.integers(1, 3 * BLOCK), key=st.integers(0, 2**64 - 1))
@@ -67,7 +64,7 @@ def test_files_hold_what_memory_holds(tmp_path: Path) -> None:
     for column, expected in zip(built, build_blend_index([5, 3, 1e-3], N, key=3), strict=True):
         assert isinstance(column, np.memmap) and not column.flags.writeable
         assert np.array_equal(column, expected)
-    assert sorted(_bytes(tmp_path / "index")) == ["dataset_index.npy", "dataset_sample_index.npy"]
+    assert sorted(contents_of(tmp_path / "index")) == ["dataset_index.npy", "dataset_sample_index.npy"]
     assert os.listdir(tmp_path) == ["index"]
 
 
@@ -76,7 +73,7 @@ def test_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     build_blend_index([2, 1, 0.1], N, tmp_path / "one", workers=1)
     monkeypatch.setattr(arrays, "_WORTH_A_PROCESS", 1)
     build_blend_index([2, 1, 0.1], N, tmp_path / "many", workers=workers)
-    assert _bytes(tmp_path / "one") == _bytes(tmp_path / "many")
+    assert contents_of(tmp_path / "one") == contents_of(tmp_path / "many")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
@@ -87,7 +84,7 @@ def test_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     with ThreadPoolExecutor(ranks) as pool:
         for rank in range(ranks):
             pool.submit(build_blend_index, [2, 1, 0.1], N, tmp_path / "many", workers=1, rank=rank, **together)
-    assert _bytes(tmp_path / "one") == _bytes(tmp_path / "many")
+    assert contents_of(tmp_path / "one") == contents_of(tmp_path / "many")
 
 
 @pytest.mark.usefixtures("quick_disk")
@@ -103,7 +100,7 @@ def test_killed_at_every_step_the_next_build_is_whole(tmp_path: Path) -> None:
         kills += killed
         if not folder.exists():
             build()
-        assert _bytes(folder) == _bytes(tmp_path / "undisturbed")
+        assert contents_of(folder) == contents_of(tmp_path / "undisturbed")
         assert sorted(os.listdir(tmp_path)) == ["undisturbed", "x"]
     assert kills > 3
 
@@ -111,7 +108,7 @@ def test_killed_at_every_step_the_next_build_is_whole(tmp_path: Path) -> None:
 def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path: Path) -> None:
     """It must not write into the files of the next build of the same name."""
     build_blend_index([3, 1], N, tmp_path / "x", workers=1)
-    before = _bytes(tmp_path / "x")
+    before = contents_of(tmp_path / "x")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     paths = [str(tmp_path / "x" / name) for name in (arrays.DATASET_INDEX, arrays.SAMPLE_INDEX)]
@@ -128,7 +125,7 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     for file, _ in files:
         os.close(file)
     assert child.returncode and b"the process that requested this has ended" in child.stderr
-    assert _bytes(tmp_path / "x") == before
+    assert contents_of(tmp_path / "x") == before
 
 
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ import gc
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from hypothesis import strategies as st
 from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import BLOCK, read_arrays, write_arrays
-from tests.accidents import damaged
+from tests.accidents import beside, damaged, forked
 from tests.extras.tools.list_work import read_packed, read_plain, record
-from tests.fork_server import ForkedProgram
 from tests.private_memory import private_growth
+from tests.testing import until
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -228,13 +229,11 @@ class TestFiles:
         del packed
         gc.collect()
         assert os.path.exists(path) and list(part) == [3, 4]
-        child = os.fork()
-        if not child:  # a forked copy that lets go of it
-            del part
-            gc.collect()
-            os._exit(0 if os.path.exists(path) else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        parts = [part]
         del part
+        # a forked copy that lets go of it
+        assert os.waitpid(forked(lambda: (parts.clear(), gc.collect())), 0)[1] == 0 and os.path.exists(path)
+        parts.clear()
         gc.collect()
         assert not os.path.exists(path) and list(copy) == list(range(10))  # what is mapped stays
 
@@ -245,22 +244,16 @@ class TestFiles:
         """SIGKILL lets nobody clean up; what a living process uses, or somebody else made, stays."""
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(packed_list, "_cleaned", set())
-        for kind in ("dead", "alive"):
-            program = "import os, sys, time; from energon_lite.extras.tools.packed_list import PackedList\n"
-            die = "os.kill(os.getpid(), 9)" if kind == "dead" else "print('made', flush=True) or time.sleep(60)"
-            items = "[1, 2]" if when == "whole" else f"(eval({die!r}) for _ in range(1))"
-            program += f"made = PackedList.from_iterable({items})\n{die}"
-            process = ForkedProgram(
-                ["-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE
-            )
-            assert process.stdout is not None
-            assert process.stdout.readline() == (b"" if kind == "dead" else b"made\n")
-            if kind == "dead":
-                process.wait()
-                (left,) = tmp_path.glob("*.pack")
-        try:
-            assert not left.exists()  # the list of the second process took it away
-            living = set(tmp_path.glob("*.pack"))
+
+        def make(then: Callable[[], object]) -> object:
+            """A list, or half of one; and then something else."""
+            return PackedList.from_iterable([1, 2] if when == "whole" else (then() for _ in range(1))), then()
+
+        os.waitpid(forked(lambda: make(lambda: os.kill(os.getpid(), signal.SIGKILL))), 0)
+        (left,) = tmp_path.glob("*.pack")
+        with beside(lambda: make(signal.pause)):
+            living = until(lambda: {*tmp_path.glob("*.pack")} - {left})
+            assert until(lambda: not left.exists())  # the list of the second process took it away
             (tmp_path / "energon_lite-link.pack").symlink_to(tmp_path / "mine")
             os.mkfifo(tmp_path / "energon_lite-fifo.pack")
             (tmp_path / "mine").write_bytes(b"mine")
@@ -268,10 +261,6 @@ class TestFiles:
             made = PackedList.from_iterable([3])
             assert living < set(tmp_path.glob("*.pack")) and len(living) == 1 and os.path.exists(made.path)
             assert (tmp_path / "mine").exists() and (tmp_path / "energon_lite-notes.txt").exists()
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
         monkeypatch.setattr(packed_list, "_cleaned", set())
         again = PackedList.from_iterable([4])
         assert not living & set(tmp_path.glob("*.pack")) and list(made) == [3] and list(again) == [4]
@@ -290,9 +279,8 @@ class TestFiles:
         assert list(packed) == [1] and packed.path == made[1][1] and made[0][0] == made[1][0]  # the first was closed
 
     def test_leftovers_beside_a_named_file(self, tmp_path: Path) -> None:
-        if not (child := os.fork()):
-            PackedList.from_iterable((os.kill(os.getpid(), 9) for _ in range(1)), tmp_path / "a.pack")
-        os.waitpid(child, 0)
+        items = (os.kill(os.getpid(), signal.SIGKILL) for _ in range(1))
+        os.waitpid(forked(lambda: PackedList.from_iterable(items, tmp_path / "a.pack")), 0)
         assert len(list(tmp_path.iterdir())) == 1
         PackedList.from_iterable([1], tmp_path / "b.pack")
         assert [path.name for path in tmp_path.iterdir()] == ["b.pack"]

@@ -19,8 +19,7 @@ from energon_lite.extras.inspect.lint_command import lint, spans_of
 from energon_lite.extras.inspect.lint_work import Span, Target
 from energon_lite.storage.prepare import PrepareOptions, index_again
 from tests.accidents import damaged
-from tests.conftest import write_dataset
-from tests.testing import examples
+from tests.testing import contents_of, examples, write_dataset
 
 SAMPLES = [(f"{number:02d}", {"txt": b"text %d" % number, "cls": b"%d" % number}) for number in range(12)]
 
@@ -38,7 +37,7 @@ def whole() -> Whole:
     with tempfile.TemporaryDirectory() as folder:
         path = write_dataset(Path(folder) / "set", {"a.tar": SAMPLES})
         index_again(str(path), PrepareOptions(sqlite=False))
-        files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        files = contents_of(path)
     return Whole(files.pop("a.tar"), files)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SkipSample, TaskEncoder
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
-from tests.testing import take, told_of
+from tests.testing import json_lines, take, told_of, train_loader
 from tests.trainer.parallel.rank_processes import run_ranks
 
 
@@ -43,11 +43,9 @@ class Kept:
         pass
 
 
-def loader_of(path: Any, rank: int = 0, world: int = 1, seconds: float = 0.0, **kwargs: Any) -> Any:
-    config = WorkerConfig(rank=rank, world_size=world, num_workers=kwargs.pop("workers", 0))
-    encoder = kwargs.pop("encoder", None) or Sleeps(seconds)
-    dataset = get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config)
-    return get_savable_loader(dataset, **kwargs)
+def loader_of(path: Any, rank: int = 0, world: int = 1, seconds: float = 0.0, **more: Any) -> Any:
+    more = {"task_encoder": Sleeps(seconds), **more}
+    return train_loader(path, rank=rank, world_size=world, batch_size=2, **more)
 
 
 def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
@@ -63,7 +61,7 @@ def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
     assert {"loader/queue_ready", "loader/queue_pending", "loader/queue_bytes_in_flight"} <= last.keys()
     assert sorted(value for name, value in last.items() if name.startswith("loader/bottleneck/")) == [0, 0, 0, 0, 1]
     assert sum(value for name, value in last.items() if name.startswith("loader/dataset_samples/")) == 20
-    lines = [json.loads(line) for line in (tmp_path / "loader.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "loader.jsonl")
     assert [line["loader/batches"] for line in lines] == [5, 10] and lines[0]["time"] > 1.7e9
     assert "energon_lite_loader_samples_total 20\n" in text and 'stage_seconds_total{name="decode"}' in text
     file.close()
@@ -87,7 +85,7 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_read_and_how_long_it_took(leaf_of: Any, workers: int) -> None:
     # Jobs of 20 ms, slower than a timer's pause: each of them is timed, also on a machine on which others work.
-    with loader_of(leaf_of(30), seconds=1e-2, workers=workers) as loader:
+    with loader_of(leaf_of(30), seconds=1e-2, num_workers=workers) as loader:
         take(loader, 15)
         stats = loader.stats()
     json.dumps(stats)
@@ -137,7 +135,7 @@ class SkipsSome(Sleeps):
 
 def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with loader_of(leaf_of(30), encoder=SkipsSome(2e-2), log_every=10) as loader:
+    with loader_of(leaf_of(30), task_encoder=SkipsSome(2e-2), log_every=10) as loader:
         take(loader, 20)
     lines = told_of(caplog, "the limit is hooks (")
     assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from energon_lite.extras.inspect import PrometheusEndpoint, prometheus
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.prometheus import exposition
+from tests.accidents import beside
 from tests.extras.inspect.preview.served import serving
 from tests.testing import free_port, in_time
 
@@ -78,11 +80,8 @@ def test_what_is_on_the_page() -> None:
 )
 def test_every_line_is_of_the_format(values: dict[str, Any], label: str) -> None:
     text = exposition(values, {"host": label})
-    assert (
-        all(_LINE.fullmatch(line) for line in text[:-1].split("\n"))
-        if text
-        else not any(isinstance(value, (int, float)) for name, value in values.items() if name != "time")
-    )
+    assert all(_LINE.fullmatch(line) for line in text.split("\n")[:-1])
+    assert text or not any(isinstance(value, (int, float)) for name, value in values.items() if name != "time")
     assert "".join(exposition({"x": math.inf, "y": math.nan}).split()).endswith("energon_lite_yNaN")
 
 
@@ -119,23 +118,10 @@ def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
 def test_a_forked_process_does_not_keep_the_port() -> None:
     port = free_port()
     endpoint = PrometheusEndpoint(port)
-    ready, begun = os.pipe()
-    told, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(begun, b"1")
-        os.close(tell)
-        os.read(told, 1)  # lives until the parent says so
-        os._exit(0)
-    try:
-        os.read(ready, 1)
+    with beside(signal.pause):
         endpoint.close()
         endpoint.close()
         PrometheusEndpoint(port).close()
-    finally:
-        for end in (ready, begun, tell, told):
-            os.close(end)
-        os.waitpid(child, 0)
 
 
 # -- clients that are slow, or many ------------------------------------------------------------------------------------

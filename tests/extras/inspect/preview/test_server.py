@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import numpy as np
@@ -26,17 +27,19 @@ summary aside svg rect title bdi code small strong h2 h3 h4 pre img audio video 
 ELEMENTS = frozenset(_NAMES.split())
 
 
+def site_of(path: Path, **options: Any) -> Site:
+    return Site(ShownRun.open(str(path), RunOptions(**options), Keep()))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer]:
-    path = blend(tmp_path_factory.mktemp("served"))
-    with serving(Site(ShownRun.open(str(path), RunOptions(), Keep()))) as server:
+    with serving(site_of(blend(tmp_path_factory.mktemp("served")))) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer]:
-    path = hostile(tmp_path_factory.mktemp("attacked"))
-    with serving(Site(ShownRun.open(str(path), RunOptions(batch_size=2), Keep()))) as server:
+    with serving(site_of(hostile(tmp_path_factory.mktemp("attacked")), batch_size=2)) as server:
         yield server
 
 
@@ -131,10 +134,8 @@ class TestPages:
         shares = "SamplesShareFirst picturepictures1250%sounds1225%films325%"
         assert facts in Page(answer.text).text and shares in Page(answer.text).text
         text = Page(ask(server, "leaf/1/6").text).text
-        assert (
-            "12, crude samplesShare25%Named in" in text
-            and "Samples 6 to 11 of 12s6soundsnumber 6epoch 0s.tarAs" in text
-        )
+        assert "12, crude samplesShare25%Named in" in text
+        assert "Samples 6 to 11 of 12s6soundsnumber 6epoch 0s.tarAs" in text
 
     def test_before_and_after(self, server: PreviewServer) -> None:
         for path, before, after in (
@@ -162,12 +163,9 @@ class TestPages:
             found = [attrs for name, attrs in page.tags if name == tag]
             assert found and all(attrs.get("alt") or attrs.get("aria-label") for attrs in found)
             labels = {attrs.get("for") for name, attrs in page.tags if name == "label"}
-            fields = [
-                attrs
-                for name, attrs in page.tags
-                if name == "input" and attrs.get("type") not in ("hidden", "checkbox")
-            ]
-            assert fields and all(attrs.get("id") in labels for attrs in fields)
+            inputs = [attrs for name, attrs in page.tags if name == "input"]
+            fields = [attrs["id"] for attrs in inputs if attrs.get("type") not in ("hidden", "checkbox")]
+            assert fields and labels.issuperset(fields)
         names = [name for name, _ in page.tags]
         assert {"main", "nav", "header", "footer", "h1"} <= set(names) and names.count("h1") == 1
 
@@ -305,7 +303,7 @@ def test_a_sample_and_a_data_set(tmp_path: Path) -> None:
 
 
 def test_media_that_are_too_large_for_the_file_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, size = Site(ShownRun.open(str(blend(tmp_path)), RunOptions(), Keep())), len(png(1))
+    served, size = site_of(blend(tmp_path)), len(png(1))
     for largest, altogether, left_out in ((size, 2 * size, 1), (size - 1, 9 * size, 3)):
         monkeypatch.setattr(site, "_LARGEST", largest)
         monkeypatch.setattr(site, "_ALTOGETHER", altogether)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import ByTokens, Chunks, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import ByTokens, Chunks, TaskEncoder
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
@@ -15,7 +15,7 @@ from energon_lite.extras.inspect.preview.steps import Place
 from tests.conftest import write_dataset
 from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
 from tests.extras.inspect.preview.served import Page
-from tests.testing import batches_of, output_of
+from tests.testing import output_of, take, train_loader
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,14 @@ def keys_of(site: Site, addresses: Any) -> list[str]:
     return [site.run.leaves[one[0]].source.key(one[1]) for one in addresses]
 
 
-def alone(ranks: int = 1, rank: int = 0, seed: int = 0) -> WorkerConfig:
-    return WorkerConfig(rank=rank, world_size=ranks, num_workers=0, seed_offset=seed)
+def batches(path: Path, encoder: TaskEncoder, **options: Any) -> list[Any]:
+    """The first three of a loader."""
+    with train_loader(path, task_encoder=encoder, **options) as loader:
+        return take(loader, 3)
+
+
+def page_of(site: Site, *place: str) -> str:
+    return site.answer([*place], "", "n").data.decode()
 
 
 def site_of(path: Path, encoder: TaskEncoder | None = None, **options: Any) -> Site:
@@ -59,9 +65,8 @@ class TestSteps:
         site = site_of(data / "blend.yaml", Keep(), batch_size=3, ranks=2, seed=5)
         made = site.finder.make(Place(step))
         for rank in range(2):
-            config = alone(2, rank, 5)
-            dataset = get_train_dataset(data / "blend.yaml", worker_config=config, batch_size=3, task_encoder=Keep())
-            loader = get_savable_loader(dataset)
+            run: dict[str, Any] = {"rank": rank, "world_size": 2, "seed_offset": 5, "batch_size": 3}
+            loader = train_loader(data / "blend.yaml", task_encoder=Keep(), **run)
             planned = loader.samples_at(step)
             assert keys_of(site, made[rank].planned) == [one.key for one in planned]
             batch = loader.restore_sample(("batch", 0, step * 2 + rank))
@@ -71,24 +76,18 @@ class TestSteps:
 
     def test_nothing_is_gone_through(self, data: Path) -> None:
         site = site_of(data / "blend.yaml", Keep())
-        site.answer(["step", "0"], "", "n")
+        page_of(site, "step", "0")
         began = time.process_time()
-        site.answer(["step", str(10**9)], "", "n")
+        page_of(site, "step", str(10**9))
         assert time.process_time() - began < 5  # a thousandth of the way would take longer
 
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_before_and_after(self, data: Path, ranks: int) -> None:
         finder = site_of(data / "blend.yaml", split_part="val", batch_size=10, ranks=ranks).finder
-        places, at = [], finder.start()
-        while True:
-            places.append(at)
-            following = finder.after(at)
-            if following is None:
-                break
-            assert finder.before(following) == at
-            at = following
-        steps = 3 if ranks == 1 else 2
-        assert places == [Place(step) for step in range(steps)]  # of 27 samples
+        steps = 3 if ranks == 1 else 2  # of 27 samples
+        places = [Place(step) for step in range(steps)]
+        assert [finder.start(), *map(finder.after, places)] == [*places, None]
+        assert [finder.before(place) for place in places[1:]] == places[:-1]
         with pytest.raises(UsageError, match=f"no step {steps}"):
             finder.make(Place(steps))
 
@@ -96,7 +95,7 @@ class TestSteps:
         site = site_of(data / "blend.yaml", batch_size=16)
         (one,) = site.finder.make(Place(0))
         assert len(one.planned) == len(one.batch.samples) == 16 and len(one.failures) < 16  # a broken one was replaced
-        page = site.answer(["step", "0"], "", "n").data.decode()
+        page = page_of(site, "step", "0")
         assert "Shown as a list, because there is no task encoder" in page and "samples of 2 types" in page
         picture = [hasattr(sample, "image") for sample in one.batch.samples].index(True)
         assert site.media(("batch", 0, 0, 0), ("samples", str(picture), "image")) is not None
@@ -104,12 +103,12 @@ class TestSteps:
     def test_a_batch_that_cannot_be_made_says_why(self, data: Path) -> None:
         site = site_of(data / "blend.yaml", FailingBatch("all"))
         (one,) = site.finder.make(Place(0))
-        page = site.answer(["step", "0"], "", "n").data.decode()
+        page = page_of(site, "step", "0")
         assert one.batch is None and "a run ends here" in page and "lost on the way" not in page
 
     def test_as_many_are_lost_as_the_page_says(self, data: Path) -> None:
         site = site_of(data / "blend.yaml", FailingBatch("once"))
-        page = site.answer(["step", "0"], "", "n").data.decode()
+        page = page_of(site, "step", "0")
         lost = len(site.finder.make(Place(0))[0].failures)
         assert lost >= 8 and f"{lost} lost on the way" in page and "a run ends here" not in page
         assert page.count("ValueError: once") == 2 and "8 samples" in page  # the reason, and its traceback
@@ -121,12 +120,11 @@ class TestChunks:
         encoder = ["--task-encoder", "tests.extras.inspect.preview.samples_to_show:Words"]
         output_of("measure", data / "tokens", *encoder, "--num-workers", 0, "--no-progress")
         site = site_of(data / "tokens", Words(), batching={"strategy": "best_fit", "capacity": 100})
-        dataset = get_train_dataset(data / "tokens", worker_config=alone(), batching=BY_TOKENS, task_encoder=Words())
-        for number, batch in enumerate(batches_of(dataset, 3)):
+        for number, batch in enumerate(batches(data / "tokens", Words(), batching=BY_TOKENS)):
             place = site.finder.at_step(number)
             (shown,) = site.finder.make(place)
             assert place == Place(None, 0, number) and torch.equal(shown.batch.tokens, batch.tokens)
-        answer = site.answer(["chunk", "0", "1"], "", "n").data.decode()
+        answer = page_of(site, "chunk", "0", "1")
         last = site.finder.size(Place())
         size = f"of {last:,} planned from {site.run.dataset.plan.chunk:,} positions"
         assert size in answer and f" {last:,} micro-batches</h2>" in answer
@@ -141,10 +139,7 @@ class TestChunks:
     def test_batches_of_hooks(self, data: Path) -> None:
         site = site_of(data / "tokens", Packer(), batch_size=None, packing_buffer_size=8)
         assert site.finder.hooks_decide and site.finder.start() == Place()
-        dataset = get_train_dataset(
-            data / "tokens", worker_config=alone(), packing_buffer_size=8, task_encoder=Packer(), chunks=Chunks()
-        )
-        loader = get_savable_loader(dataset)
+        loader = train_loader(data / "tokens", packing_buffer_size=8, task_encoder=Packer(), chunks=Chunks())
         for batch in range(site.finder.size(Place())):
             (shown,) = site.finder.make(Place(None, 5, batch))
             again = loader.restore_sample(shown.batch.__restore_key__)
@@ -153,7 +148,7 @@ class TestChunks:
 
     def test_the_page_of_a_pack(self, tmp_path: Path) -> None:
         site = site_of(tokens(tmp_path, 3), Packer(), batch_size=None, packing_buffer_size=3)
-        first, last = (Page(site.answer(["chunk", "0", batch], "", "n").data.decode()).text for batch in "01")
+        first, last = (Page(page_of(site, "chunk", "0", batch)).text for batch in "01")
         words = (
             "0of 2 that the hooks make of 3 positionsLengths and costs of the chunk's 2 packsLengths of segmentsmean 1",
             "tokens9 tokens: 110 tokens: 111 tokens: 1911as a table", "Tokens in eachmean 15 tokens11 tokens: 119",
@@ -169,10 +164,8 @@ class TestChunks:
         best_fit = {"strategy": "best_fit", "capacity": 100}
         site = site_of(data / "tokens", Words(), batching=best_fit, length_column=None)
         batching = ByTokens(BY_TOKENS, length_column=None)
-        dataset = get_train_dataset(
-            data / "tokens", worker_config=alone(), batching=batching, task_encoder=Words(), chunks=Chunks(lanes=1)
-        )
-        for number, batch in enumerate(batches_of(dataset, 3)):
+        made = batches(data / "tokens", Words(), batching=batching, chunks=Chunks(lanes=1))
+        for number, batch in enumerate(made):
             (shown,) = site.finder.make(Place(None, 0, number))
             assert torch.equal(shown.batch.tokens, batch.tokens)
 
@@ -185,10 +178,8 @@ class TestChunks:
 class TestStates:
     def test_a_state_says_how_the_run_is_and_where(self, data: Path, tmp_path: Path) -> None:
         order = {"shuffle_buffer_size": 4, "max_samples_per_sequence": 2}
-        dataset = get_train_dataset(
-            data / "blend.yaml", worker_config=alone(2, seed=9), batch_size=5, task_encoder=Keep(), **order
-        )
-        loader = get_savable_loader(dataset)
+        run: dict[str, Any] = {"world_size": 2, "seed_offset": 9, "batch_size": 5, **order}
+        loader = train_loader(data / "blend.yaml", task_encoder=Keep(), **run)
         batches = iter(loader)
         next(batches)
         torch.save({"data": loader.save_state_rank()}, tmp_path / "checkpoint.pt")
@@ -200,10 +191,7 @@ class TestStates:
             ShownRun.open(str(data / "tokens"), options, Keep())
 
     def test_of_lanes(self, data: Path, tmp_path: Path) -> None:
-        dataset = get_train_dataset(
-            data / "tokens", worker_config=alone(), packing_buffer_size=8, batch_size=2, task_encoder=Packer()
-        )
-        loader = get_savable_loader(dataset)
+        loader = train_loader(data / "tokens", packing_buffer_size=8, batch_size=2, task_encoder=Packer())
         next(iter(loader))
         torch.save(loader.save_state_rank(), tmp_path / "state.pt")
         options = RunOptions().of_state(str(tmp_path / "state.pt"))

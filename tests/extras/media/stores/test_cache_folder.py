@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import UsageError
 from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.extras.media.cache_folder import CacheFolder
+from tests.accidents import forked
 from tests.extras.media.stores.numbered_store import NumberedStore, value_of
 from tests.testing import examples, until
 
@@ -27,12 +29,13 @@ MOST = 100
 
 def child(parent: Path, size: int) -> int:
     """A process that has a file of this size, and waits to be killed."""
-    process = os.fork()
-    if not process:
+
+    def wait() -> None:
         path = CacheFolder(os.fspath(parent)).reserve(size, MOST, MOST)
         Path(path or "", "file").write_bytes(bytes(size))
         signal.pause()
-        os._exit(0)
+
+    process = forked(wait)
     assert until(lambda: [*parent.rglob("file")])
     return process
 
@@ -73,12 +76,8 @@ def test_the_last_one_takes_its_own_parent_along(tmp_path: Path) -> None:
 
 def test_a_forked_process_leaves_its_parents_folder_alone(folder: CacheFolder) -> None:
     path = folder.reserve(60, MOST, 10)
-    process = os.fork()
-    if not process:
-        folder.forget()
-        folder.close()
-        os._exit(0 if os.path.isdir(path or "") else 1)
-    assert os.waitpid(process, 0)[1] == 0
+    assert os.waitpid(forked(lambda: (folder.forget(), folder.close())), 0)[1] == 0
+    assert os.path.isdir(path or "")
     assert CacheFolder(folder.parent).reserve(41, MOST, 10) is None
 
 
@@ -152,13 +151,7 @@ def pool_of(parent: Path) -> FileStoreCachePool:
 
 
 def start(parent: Path, number: int) -> int:
-    process = os.fork()
-    if not process:
-        try:
-            work(parent, number)
-        finally:
-            os._exit(4)
-    return process
+    return forked(partial(work, parent, number))
 
 
 def usage(parent: Path) -> int:

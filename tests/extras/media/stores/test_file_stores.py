@@ -205,16 +205,7 @@ def lines(tmp_path: Path) -> Path:
 def test_what_a_prepared_data_set_has(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = WebdatasetFileStore(shards)
     samples, parts = list(store.list_all_samples()), list(store.list_all_sample_parts())
-    assert len(samples) == len(store) == 10 and len(parts) == 20
-    assert [shard for _, _, shard in samples] == [0] * 3 + [1] * 4 + [2] * 3
-    for name, size, _ in parts:
-        assert len(store.get(name)) == size
-    for key, size, shard in samples:
-        assert [(f"{key}.{part}", *others) for part, *others in store.list_sample_parts(key)] == [
-            one for one in parts if one[0].startswith(f"{key}.")
-        ]
-        assert size % tarfile.BLOCKSIZE == 0 and shard in range(3)
-    assert store.get_total_size() == sum(size for _, size, _ in samples)
+    assert len(parts) == 2 * len(store) and all(len(store.get(name)) == size for name, size, _ in parts)
     monkeypatch.setattr(webdataset_store, "_LISTED", 2)  # stretches end in the middle of a shard
     assert list(store.list_all_samples()) == samples and list(store.list_all_sample_parts()) == parts
     with pytest.raises(MissingEntryError, match="no sample 'nobody'"):
