@@ -78,8 +78,6 @@ class Identity:
     @cached_property
     def _leaf_marks(self) -> str:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
-        if not length:
-            return ""
         return "".join(leaf.digest[:length] for leaf in self.leaves)
 
     @cached_property

@@ -118,9 +118,20 @@ class TestText:
         ]
         assert "1,002 characters" in self.lines(sample)[-1]
 
+    @pytest.mark.parametrize(
+        "image",
+        [
+            torch.zeros(3, 4, 6),
+            torch.zeros(1, 4, 6, dtype=torch.uint8),
+            np.zeros((4, 6, 4), dtype=np.uint8),
+            Image.new("RGB", (6, 4)),
+        ],
+    )
+    def test_images_are_drawn(self, image: object) -> None:
+        lines = self.lines({"image": image}, colours=True)
+        assert len(lines) == 3 and all(line.count("▀") == 6 for line in lines[1:])
+
     def test_a_picture(self) -> None:
-        _, *lines = self.lines({"image": torch.zeros(3, 4, 6)}, colours=True)
-        assert [line.count("▀") for line in lines] == [6, 6]
         pixels = np.zeros((2, 2, 3), dtype=np.uint8)
         pixels[0, 0], pixels[1, 0] = (1, 2, 3), (4, 5, 6)
         (line,) = picture_lines(pixels, 10)
