@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).parents[3]
 #: For those who work on the project, and for its demonstrations; no message names them.
 _TOOLS = {"dev", "demo", "docs"}
-_NAMED = re.compile(r"energon-lite\[([\w,-]+)\]")
+_NAMED = re.compile(r"""(?:energon-lite\[|optional_imports\(")([\w,-]+)[]"]""")
 
 
 @pytest.fixture(scope="module")
