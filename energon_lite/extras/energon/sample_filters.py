@@ -13,6 +13,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
@@ -195,10 +196,13 @@ def _numbers(node: ast.AST) -> list[float]:
     Raises:
         ValueError: it is no such list.
     """
-    has_names = any(isinstance(part, (ast.Name, ast.Attribute)) for part in ast.walk(node))
-    if has_names or not isinstance(node, (ast.List, ast.Tuple)):
-        raise ValueError("'in' needs a list of numbers")
-    return [_value(element, {}) for element in node.elts]
+    with suppress(ValueError):  # of what is no constant
+        numbers = ast.literal_eval(node)
+        if isinstance(node, (ast.List, ast.Tuple)) and all(
+            isinstance(number, (int, float)) and abs(number) < _LARGEST for number in numbers
+        ):
+            return list(numbers)
+    raise ValueError("'in' needs a list of numbers")
 
 
 def _name(node: ast.AST) -> str:

@@ -251,10 +251,10 @@ def _temporary_file() -> tuple[int, str]:
 def _remove_stale(folder: str) -> None:
     """Remove the temporary files of killed processes, whose locks are free."""
     for path in glob.glob(f"{_PREFIX}*{_SUFFIX}", root_dir=folder):
-        with suppress(OSError):  # a file of another user, or none
+        with suppress(OSError):  # it is no longer there, or may not be opened
             handle = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                if lock(handle, 0.0):
+                if os.fstat(handle).st_uid == os.getuid() and lock(handle, 0.0):
                     os.unlink(os.path.join(folder, path))
             finally:
                 os.close(handle)

@@ -78,6 +78,8 @@ class Identity:
     @cached_property
     def _leaf_marks(self) -> str:
         length = min(_DIGEST_LENGTH, _DIGEST_BUDGET // max(1, len(self.leaves)))
+        if not length:
+            return ""  # without a digest of each of very many leaves
         return "".join(leaf.digest[:length] for leaf in self.leaves)
 
     @cached_property

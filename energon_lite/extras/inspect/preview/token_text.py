@@ -128,10 +128,9 @@ def _piece(tokens: Sequence[int], start: int, decode: Decode) -> tuple[str, int]
     before = decode(lead) if lead else ""
     for count in range(1, min(_PARTS, len(tokens) - start) + 1):
         piece = tokens[start : start + count]
-        text = decode(piece)
         # The text of a token depends on the one before it, unless that has no text, such as an end token.
-        if before and (whole := decode([*lead, *piece])).startswith(before):
-            text = whole[len(before) :]
+        whole = decode([*lead, *piece]) if before else ""
+        text = whole[len(before) :] if before and whole.startswith(before) else decode(piece)
         if not text.endswith("\ufffd"):
             return text, count
     return decode(tokens[start : start + 1]), 1
