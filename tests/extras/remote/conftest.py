@@ -21,15 +21,17 @@ __all__ = ["Clock", "bucket", "clock", "made", "run"]
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_of_other_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cached files, no known versions of objects, and all requests for records to spare."""
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    for name, fresh in (("_known", {}), ("_compared", {}), ("_spare", [64.0])):
+        monkeypatch.setattr(file_versions, name, fresh)
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def memory() -> Iterator[Any]:
     """fsspec's store in memory, which is empty afterwards."""
     fs = fsspec.filesystem("memory")
-    monkeypatch.setattr(file_versions, "_known", {})  # of the objects of other tests
     yield fs
     wait_for_writers()  # else the next test would find what they write
     fs.store.clear()  # `rm` fails where several threads have made the same folder: fsspec lists it twice

@@ -13,6 +13,7 @@ import pytest
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError, ShardChangedError
 from energon_lite.extras.formats import jsonl_index
+from energon_lite.extras.remote import file_versions
 from energon_lite.storage.prepare import prepare_dataset
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -115,7 +116,11 @@ def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: b
     assert found[0] == found[1] == [0, 1, 2, 3]
 
 
-def test_a_file_that_changes(put: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("spare", "message"), [(64.0, "written to while it was read"), (14 / 16, "was replaced")])
+def test_a_file_that_changes(
+    put: Callable[..., None], spare: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is detected after the scan, and during it if a request for the record is due at a read there."""
     put("bucket/chats.jsonl", '{"n": 1}\n')
     put("bucket/chats.jsonl.idx", np.array([0, 9], dtype="<u8").tobytes())
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
@@ -126,7 +131,8 @@ def test_a_file_that_changes(put: Callable[..., None], monkeypatch: pytest.Monke
     assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
     put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n{"n": 3}\n')
     monkeypatch.setattr(jsonl_index, "_starts", lambda url, size: put("bucket/chats.jsonl", "{}\n" * 20))
-    with pytest.raises(ShardChangedError, match="written to while it was read"):
+    monkeypatch.setattr(file_versions, "_spare", [spare])  # a sixteenth more at each read
+    with pytest.raises(ShardChangedError, match=message):
         WebdatasetSource.open("memory://bucket/chats.jsonl")
 
 

@@ -111,7 +111,6 @@ def test_a_shard_that_is_replaced_ends_the_run(
         monkeypatch.setattr(remote_files, "direct_ranges", lambda fs: None)
     if not how.get("in_ranges", True):
         monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
-        monkeypatch.setattr(file_versions, "_spare", [64.0])
     texts = list[str]()
     with loader_of(served.url(**how), workers, memory_bytes=1) as loader:
         batches = iter(loader)
