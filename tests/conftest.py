@@ -6,7 +6,9 @@ import gc
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -58,14 +60,19 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def leaf_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``leaf_of(count, tag)``: a text data set of so many samples, made once a session; keys are ``{tag}-{number}``."""
+    """``leaf_of(count, tag)``: a text data set of so many samples, made once a session; keys are ``{tag}-{number}``.
+
+    Ranks that are forked before it is made may make it together: the folder appears whole.
+    """
     root = tmp_path_factory.mktemp("leaves")
     made: dict[tuple[int, str], Path] = {}
 
     def make(count: int, tag: str = "a") -> Path:
         if (count, tag) not in made:
-            path = root / f"{tag}-{count}"
-            made[count, tag] = text_dataset(path, count, shards=min(3, count), prefix=f"{tag}-")
+            path = made[count, tag] = root / f"{tag}-{count}"
+            own = text_dataset(Path(mkdtemp(dir=root)), count, shards=min(3, count), prefix=f"{tag}-")
+            with suppress(OSError):  # another rank was first
+                own.rename(path)
         return made[count, tag]
 
     return make

@@ -40,12 +40,17 @@ def others_named(*names: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project, as the command writes it."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("init") / "first"
     with others_named("encoder"):
         assert "python train.py" in output_of("init", folder)
     return folder
+
+
+@pytest.fixture
+def project(written: Path, tmp_path: Path) -> Path:
+    """A project, as the command writes it."""
+    return Path(shutil.copytree(written, tmp_path / "project"))
 
 
 def run(project: Path, *arguments: str) -> list[str]:
@@ -73,7 +78,7 @@ def test_it_writes_what_it_says(project: Path) -> None:
 
 
 def test_the_commands_of_its_readme_run_again_and_change_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they stand there; a checkpoint of before still fits."""
     commands = init._commands((project / "README.md").read_text())
@@ -84,12 +89,10 @@ def test_the_commands_of_its_readme_run_again_and_change_nothing(
         ["energon-lite", "measure"],
         ["energon-lite", "measure"],
     ]
-    copy = tmp_path / "copy"
-    shutil.copytree(project, copy)
-    before = {path: path.read_bytes() for path in copy.rglob("*.tar")}
-    monkeypatch.chdir(copy)
+    before = {path: path.read_bytes() for path in project.rglob("*.tar")}
+    monkeypatch.chdir(project)
     runpy.run_path("make_data.py", run_name="__main__")
-    assert before and before == {path: path.read_bytes() for path in copy.rglob("*.tar")}
+    assert before and before == {path: path.read_bytes() for path in project.rglob("*.tar")}
     with others_named("encoder"):
         for command in commands[1:]:
             output_of(*shlex.split(command)[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -124,7 +124,7 @@ class Pipeline:
         document = self.document(leaf_of)
 
         def build(config: WorkerConfig) -> Any:
-            config.seed_offset = self.seed
+            config = replace(config, seed_offset=self.seed)
             own = {name: value() if name == "task_encoder" else value for name, value in self.arguments.items()}
             return get_train_dataset(document, worker_config=config, lanes=self.lanes, **own)
 
