@@ -51,13 +51,13 @@ def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
                 copied[key] = visit(item)
             return copied
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return kind(*(visit(item) for item in value))
+            return kind._make(map(visit, value))  # nor is __new__ run again
         if kind in (list, tuple):
             return kind(visit(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
             copied = copy.copy(value)  # not replace(), which would run the checks of __post_init__ again
-            for field in dataclasses.fields(value):
-                object.__setattr__(copied, field.name, visit(getattr(value, field.name)))
+            for name, item in (fields_of(value) or {}).items():  # a field may have no value
+                object.__setattr__(copied, name, visit(item))
             return copied
         if kind in pytree.SUPPORTED_NODES:
             leaves, structure = pytree.tree_flatten(value)

@@ -117,3 +117,14 @@ def test_fields_of_what_has_some() -> None:
     assert fields_of({"a": 1}) == {"a": 1} and fields_of(Pair(1, 2)) == {"left": 1, "right": 2}
     assert fields_of(Frozen(1)) == {"inner": 1} and fields_of(half) == {"inner": 1, "copies": 0}
     assert [fields_of(value) for value in (Frozen, Pair, [1], (1,), "text", None)] == [None] * 6
+
+
+@edataclass
+class Unset:
+    inner: torch.Tensor
+    later: Any = field(init=False)
+
+
+def test_a_field_without_a_value_stays_without_one() -> None:
+    mapped = map_tensors(lambda tensor: tensor + 1, Unset(inner=torch.zeros(1)))
+    assert fields_of(mapped) == {"inner": torch.ones(1)}

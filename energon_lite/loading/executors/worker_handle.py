@@ -15,6 +15,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import forkserver, get_context, process
 from multiprocessing.context import BaseContext
@@ -315,7 +316,8 @@ def _size_of(batch: Any) -> int:
         sizes.append(tensor.nbytes)
         return tensor
 
-    map_tensors(add, batch)
+    with suppress(Exception):  # of what has no bytes, or cannot be copied; an error would end the thread
+        map_tensors(add, batch)
     return sum(sizes)
 
 

@@ -8,6 +8,7 @@ characters of the digest of each leaf. All of this takes less than 1 KiB for a b
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +104,7 @@ class Identity:
         """Return the identity as plain data, as it is stored in a state."""
         return {
             "fingerprint": self.fingerprint,
-            "settings": dict(self.settings),
+            "settings": copy.deepcopy(dict(self.settings)),  # who gets a state may change it
             "leaves": len(self.leaves),
             "samples": self._samples,
             "marks": self._leaf_marks,

@@ -14,9 +14,10 @@ from energon_lite.errors import (
     StateMismatchError,
     UnknownLengthError,
     counted,
+    field_of,
     listed,
 )
-from energon_lite.hooks import Hooks, hooks_of
+from energon_lite.hooks import HOOK_ORDER, Hooks, hooks_of
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import (
@@ -29,6 +30,8 @@ from energon_lite.loading.iterators.state import (
 from energon_lite.loading.makers.chunk_bundles import BundlesByTokens
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
+from energon_lite.loading.makers.job_runner import unmade
+from energon_lite.loading.makers.outcomes import Failure
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -195,16 +198,30 @@ class LaneDataset(SavableDataset):
         chunk = number
         first = place
         carried = None
+        failures = list[Failure]()
         while count is None or chunk < count:
             job = self.job(pass_number, chunk, first, stride=stride, carried=carried)
-            made = next((batch for batch in runner.batches(job) if batch.is_batch or batch.carried), None)
-            if made is None:
+            for made in runner.batches(job):
+                failures += [outcome for outcome in made.outcomes if isinstance(outcome, Failure)]
+                if made.is_batch or made.carried:
+                    break
+            else:
                 break
             if made.is_batch:
+                found = field_of(made.batch, "__restore_key__")
+                if (
+                    isinstance(found, tuple)
+                    and found[:1] == ("chunk",)
+                    and found[1:] != (pass_number, number, *numbers)
+                ):
+                    break  # the batch is lost, and this is the one behind it
                 return made.batch
             chunk = chunk + stride
             first = START
             carried = made.carried
+        if failures:
+            last = max(failures, key=lambda one: one.stage in HOOK_ORDER and HOOK_ORDER.index(one.stage))
+            raise unmade("the batch", last)
         raise SampleError(
             f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
             fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",

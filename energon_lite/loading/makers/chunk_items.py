@@ -43,6 +43,10 @@ _NO_PACK = (str, bytes, dict)
 _COUNTED: Address = (-1, -1, -1)
 
 
+class _Again(tuple[int, ...]):
+    """Address of a sample that is counted with an earlier pack of its buffer."""
+
+
 @dataclass(frozen=True)
 class ChunkItems:
     """Maker of the items of chunks.
@@ -205,22 +209,27 @@ class ChunkItems:
         end = pushed_back[0].start if restarts else end
         run.filled(place, end if restarts else None)
         run.packs = first + len(packs)
+        seen: set[Any] = set()
         for number, (pack, own) in enumerate(zip(packs, items, strict=True), first):
             here = (*start, number)
+            origins = _origins(pack, own, seen)
             if not self.hooks.whole_chunks and (*start, number + 1, 0) <= run.job.first.reading:
                 continue
             run.at = (*here, 0)
-            encoded, origins = self._encode_selected(pack, own, here, run)
+            encoded, origins = self._encode_selected(pack, own, origins, here, run)
             if not encoded:
                 continue
-            origins = [origin for origin in origins if origin is not _COUNTED]
+            again = [tuple(origin) for origin in origins if type(origin) is _Again]
+            origins = [origin for origin in origins if origin is not _COUNTED and type(origin) is not _Again]
             with run.of_chunk(_PACK, *here, number=start[0] + number):
                 values = run.apply("pack_selected_samples", encoded, name=f"a pack of {len(encoded)}", origins=origins)
             is_inside = number + 1 < run.packs or (pushed_back and not restarts)
             following = (*start, number + 1, 0) if is_inside else (*end[:2], 0, 0)
             for part, value in enumerate(values):
                 after = (*here, part + 1) if part + 1 < len(values) else following
-                yield Item(value, (*here, part), after, () if part else origins, more_of=origins if part else ())
+                yield Item(
+                    value, (*here, part), after, () if part else origins, None, [*origins, *again] if part else again
+                )
         return pushed_back
 
     def _select(
@@ -260,10 +269,9 @@ class ChunkItems:
         return [pack for pack in packs if pack], list(selected.pushback)
 
     def _encode_selected(
-        self, pack: list[Any], items: list[Item | None], here: tuple[int, int, int], run: ChunkRun
+        self, pack: list[Any], items: list[Item | None], origins: Origins, here: tuple[int, int, int], run: ChunkRun
     ) -> tuple[list[Any], Origins]:
         """Return the samples of a pack after ``postencode_sample``, without failures, and their addresses."""
-        origins: Origins = list(map(_origin, pack, items))
         for hook in self.hooks.selected:
             encoded = list[Any]()
             encoded_origins = list[Address | None]()
@@ -367,14 +375,22 @@ def _marks(packs: list[list[Any]], items: list[list[Item | None]]) -> tuple[set[
     return {id(item) for _, item in pairs if item is not None}, {key for key in others if key is not None}
 
 
-def _origin(value: Any, item: Item | None) -> Address | None:
-    """Return the address of a selected sample, or None."""
-    if item is not None:
-        return item.origins[0]
-    key = _restore_key(value)
-    return tuple(key[1:4]) if key is not None and key[0] == "sample" and len(key) > 3 else None
+def _origins(pack: list[Any], items: list[Item | None], seen: set[Any]) -> Origins:
+    """Return the addresses of the samples of a pack, as far as they are known. ``seen`` has the samples of the packs
+    before; those of this pack are added."""
+    origins: list[Address | None] = []
+    for value, item in zip(pack, items, strict=True):
+        key = _restore_key(value) or ()
+        if item is not None:
+            origin, result = item.origins[0], item.result
+        else:
+            origin, result = tuple(key[1:4]) if key[:1] == ("sample",) and len(key) > 3 else None, (*key[5:], 0)[0]
+        is_again = origin is not None and origin is not _COUNTED and (origin, result) in seen
+        seen.add((origin, result))
+        origins.append(_Again(origin) if origin is not None and is_again else origin)
+    return origins
 
 
 def _restore_key(value: Any) -> Any:
     key = field_of(value, "__restore_key__")
-    return key if isinstance(key, tuple) else None
+    return key if isinstance(key, tuple) and key else None

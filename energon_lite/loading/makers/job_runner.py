@@ -205,15 +205,12 @@ class JobRunner(HookSteps):
         values, failures = self.results(address, attempt)
         if number < len(values):
             return values[number]
-        what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
-        error = SampleError(
-            f"the sample cannot be made: {what}",
-            where=where_of(self.leaves[address[0]].name, failures[0].key if failures else f"sample {address[1]}"),
-            fix=(failures[0].fix or None) if failures else None,
+        if failures:
+            raise unmade("the sample", failures[0])
+        raise SampleError(
+            f"the sample cannot be made: the hooks yield only {len(values)}",
+            where=where_of(self.leaves[address[0]].name, f"sample {address[1]}"),
         )
-        if failures and failures[0].in_hook:  # its traceback was logged for the first failure of this kind only
-            error.args = (f"{error}\n{failures[0].details.rstrip()}",)
-        raise error
 
     def replacement(self, address: Address, attempt: int) -> Address:
         """Return the address of the ``attempt``-th replacement for a sample; 0: the sample itself."""
@@ -320,3 +317,14 @@ class JobRunner(HookSteps):
         if not is_overridden(self.encoder, "empty_batch"):
             rows = rows_like(like, rows, type(self.encoder).__name__)
         return self.encoder.empty_batch(copy.copy(like), rows)  # the hook may return what it is given
+
+
+def unmade(what: str, failure: Failure) -> SampleError:
+    """Return the error for a sample, or a batch, that is lost when it is made again."""
+    where = where_of(failure.leaf, failure.key)
+    error = SampleError(
+        f"{what} cannot be made: {failure.stage}: {failure.reason}", where=where, fix=failure.fix or None
+    )
+    if failure.in_hook:  # its traceback was logged for the first failure of this kind only
+        error.args = (f"{error}\n{failure.details.rstrip()}",)
+    return error

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
 from energon_lite.errors import UsageError, WorkerError
@@ -99,6 +100,19 @@ def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
     with _loader(leaf_of(16), 2, task_encoder=Waits()) as loader:
         assert len(next(iter(loader)).__key__) == 4
         assert loader.stats()["failed"] == 0  # of one that waits in vain
+
+
+class Sparse(TaskEncoder):
+    """Batches without bytes in a row."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        return {"sparse": torch.eye(2).to_sparse()}
+
+
+def test_a_batch_whose_size_is_not_known_is_delivered(leaf_of: Any) -> None:
+    """It ended the thread, and the trainer waited for ever."""
+    with _loader(leaf_of(8), 1, task_encoder=Sparse(), watchdog_timeout_seconds=5, on_timeout="raise") as loader:
+        assert next(iter(loader))["sparse"].to_dense().sum() == 2
 
 
 def test_read_ahead_is_refused(leaf_of: Any) -> None:

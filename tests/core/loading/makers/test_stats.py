@@ -29,7 +29,7 @@ from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import blend_of, take, train_loader
+from tests.testing import blend_of, take, train_loader, val_loader
 
 _loader = partial(train_loader, batch_size=4)
 #: Workers, and how they are started.
@@ -97,6 +97,29 @@ def test_counts_by_data_set_of_packed_samples(leaf_of: Any, workers: int, method
     assert sum(_by_leaf(stats, "dropped").values()) == stats["dropped"] > 10
     assert stats["skipped"] == _by_leaf(stats, "skipped")["b"] > 3
     assert stats["failed"] == _by_leaf(stats, "failed")["a"] > 3
+
+
+class CutPacks(TaskEncoder):
+    """Its selection cuts each sample into three pieces, in two packs."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [pack for one in samples for pack in ([replace(one), one], [replace(one)])]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"texts": [sample.text for sample in samples]}
+
+
+def test_a_sample_that_is_cut_into_packs_counts_once(leaf_of: Any) -> None:
+    with val_loader(leaf_of(10), batch_size=1, packing_buffer_size=5, task_encoder=CutPacks()) as loader:
+        batches = list(loader)
+        assert (len(batches), loader.stats()["samples"]) == (20, 10)
+    with val_loader(leaf_of(10), batch_size=1, packing_buffer_size=5, task_encoder=CutPacks()) as loader:
+        half = take(loader, 3)
+        state = loader.save_state_rank()
+    with val_loader(leaf_of(10), batch_size=1, packing_buffer_size=5, task_encoder=CutPacks()) as loader:
+        loader.restore_state_rank(state)
+        assert half + list(loader) == batches
+        assert loader.stats()["samples"] == 8  # the second pack of a sample that was counted with its first
 
 
 def test_the_default_hooks_count_alike(leaf_of: Any) -> None:

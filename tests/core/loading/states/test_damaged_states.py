@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from energon_lite import BestFit, Capacity, EnergonLiteError, TaskEncoder, stateless
 from energon_lite.cli.checkpoint import summary, summary_lines
-from energon_lite.errors import FatalSampleError, StateError, UsageError
+from energon_lite.errors import FatalSampleError, SampleError, StateError, UsageError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.loading.saved_states import merged, read_state_files, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -213,6 +213,35 @@ def test_a_batch_that_its_chunk_does_not_have(leaf_of: Callable[..., Path]) -> N
         with pytest.raises(StateError, match=rf"damaged: place is \[\d+, {batch}\]"):
             rebase_state(wrong, loader.dataset, loader.dataset)
     assert loader.save_state_rank() == state
+
+
+class FailsOnce(Yielding):
+    """Batches of a hook that fails when it runs for the first time after it was told to."""
+
+    fails = False
+
+    def batch(self, samples: list[Any]) -> Any:
+        if self.fails:
+            self.fails = False
+            raise ValueError("this hook was changed")
+        return super().batch(samples)
+
+
+def test_a_batch_that_fails_when_it_is_made_again_is_not_the_next_one(leaf_of: Callable[..., Path]) -> None:
+    encoder = FailsOnce()
+    loader = train_loader(leaf_of(20), batch_size=2, task_encoder=encoder)
+    batch = take(loader, 3)[0]
+    assert loader.restore_sample(batch.__restore_key__).__key__ == batch.__key__
+    encoder.fails = True
+    with pytest.raises(SampleError, match=r"(?s)the batch cannot be made: batch: ValueError: .*raise ValueError\("):
+        loader.restore_sample(batch.__restore_key__)
+
+
+def test_who_changes_a_state_changes_no_later_one(leaf_of: Callable[..., Path]) -> None:
+    loader, state = _state("tokens", leaf_of)
+    kept = copy.deepcopy(state)
+    state["identity"]["settings"]["batching"].clear()
+    assert loader.save_state_rank() == kept
 
 
 @pytest.mark.parametrize("kind", ["planned", "finite"])
