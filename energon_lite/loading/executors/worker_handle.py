@@ -274,8 +274,13 @@ class _ThreadChannel(WakingChannel):
 
     def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
         """Send answers; called by the thread."""
-        ((_, ok, value),) = answers
-        self.put((answers, seconds, said), _size_of(value[0]) if ok else 0)
+        ((ticket, ok, value),) = answers
+        size = 0
+        try:
+            size = _size_of(value[0]) if ok else 0
+        except Exception as error:  # of a container that cannot be copied: the thread must answer
+            answers = [(ticket, False, error)]
+        self.put((answers, seconds, said), size)
 
     def close(self) -> None:
         self.jobs.put(None)
@@ -308,11 +313,11 @@ def _own(runner: JobRunner) -> JobRunner:
 
 
 def _size_of(batch: Any) -> int:
-    """Return the size of the tensors in a batch, in bytes."""
+    """Return the size of the tensors in a batch, in bytes; torch does not tell that of sparse ones."""
     sizes = [0]
 
     def add(tensor: Any) -> Any:
-        sizes.append(tensor.nbytes)
+        sizes.append(0 if tensor.is_sparse else tensor.nbytes)
         return tensor
 
     map_tensors(add, batch)

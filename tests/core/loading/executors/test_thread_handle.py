@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from energon_lite import ReadAhead, SavableDataLoader, TaskEncoder, stateless
 from energon_lite.errors import UsageError, WorkerError
@@ -99,6 +100,31 @@ def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
     with _loader(leaf_of(16), 2, task_encoder=Waits()) as loader:
         assert len(next(iter(loader)).__key__) == 4
         assert loader.stats()["failed"] == 0  # of one that waits in vain
+
+
+class Sealed(dict[str, Any]):
+    """A dict that takes no entries, so that it cannot be copied."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("sealed")
+
+
+def test_a_batch_that_cannot_be_measured_is_answered(leaf_of: Any) -> None:
+    """A thread that ended without an answer was waited for in vain."""
+
+    class Odd(TaskEncoder):
+        def __init__(self, batch: Any) -> None:
+            self.made = batch
+
+        def encode_batch(self, batch: Any) -> Any:
+            return self.made
+
+    sparse = torch.eye(3).to_sparse()
+    with _loader(leaf_of(16), 1, task_encoder=Odd({"mask": sparse})) as loader:
+        assert in_time(lambda: next(iter(loader)))["mask"].is_sparse
+    with _loader(leaf_of(16), 1, task_encoder=Odd(Sealed(a=1))) as loader:
+        with pytest.raises(TypeError, match="sealed"):
+            in_time(lambda: next(iter(loader)))
 
 
 def test_read_ahead_is_refused(leaf_of: Any) -> None:
