@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,9 @@ class ChunkedOrder:
     def count(self) -> Callable[[int], int | None]:
         """Function ``count(pass_number)``: chunks in a pass, over all ranks together; None: it is endless."""
         return lru_cache(self._count)  # called at every step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "count"}  # it cannot be pickled
 
     def _count(self, pass_number: int) -> int | None:
         bounds = self.order.bounds(pass_number)

@@ -102,6 +102,14 @@ def test_what_does_not_go_together(leaf_of: Callable[..., Path]) -> None:
             get_loader(one, **wrong)
 
 
+def test_a_data_set_that_was_used_is_sent_to_another_process(leaf_of: Callable[..., Path]) -> None:
+    used = dataset(leaf_of(50), 0)
+    expected = take(get_loader(used), 3)
+    sent = pickle.loads(pickle.dumps(used))
+    assert [batch["drawn"] for batch in take(get_loader(sent), 3)] == [batch["drawn"] for batch in expected]
+    assert sent.config() == used.config()
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_is_not_copied(leaf_of: Callable[..., Path], workers: int, copied: Callable[[Any], Any]) -> None:

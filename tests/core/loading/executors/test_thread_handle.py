@@ -102,17 +102,26 @@ def test_hooks_without_seeds_run_beside_each_other(leaf_of: Any) -> None:
         assert loader.stats()["failed"] == 0  # of one that waits in vain
 
 
-class Sparse(TaskEncoder):
-    """Batches without bytes in a row."""
+class Sealed(dict[str, Any]):
+    """A dict that takes no entries, so that it cannot be copied."""
 
-    def encode_batch(self, batch: Any) -> Any:
-        return {"sparse": torch.eye(2).to_sparse()}
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("sealed")
 
 
 def test_a_batch_whose_size_is_not_known_is_delivered(leaf_of: Any) -> None:
     """It ended the thread, and the trainer waited for ever."""
-    with _loader(leaf_of(8), 1, task_encoder=Sparse(), watchdog_timeout_seconds=5, on_timeout="raise") as loader:
-        assert next(iter(loader))["sparse"].to_dense().sum() == 2
+
+    class Odd(TaskEncoder):
+        def __init__(self, batch: Any) -> None:
+            self.made = batch
+
+        def encode_batch(self, batch: Any) -> Any:
+            return self.made
+
+    for batch in ({"mask": torch.eye(3).to_sparse()}, Sealed(mask=torch.eye(3))):
+        with _loader(leaf_of(8), 1, task_encoder=Odd(batch)) as loader:
+            assert in_time(lambda loader=loader: next(iter(loader)))["mask"].to_dense().sum() == 3
 
 
 def test_read_ahead_is_refused(leaf_of: Any) -> None:
