@@ -79,6 +79,19 @@ get_val_dataset = _as_there(recipes.get_val_dataset)
 get_val_datasets = _as_there(recipes.get_val_datasets)
 
 
+#: Types of values that conversion does not change.
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None), torch.Tensor})
+
+
+def _converted(value: Any) -> Any:
+    """Convert a batch as torch's loader does; long lists, such as of tokens, without a call for each entry."""
+    if type(value) is dict:
+        return {key: _converted(entry) for key, entry in value.items()}
+    if type(value) is list:
+        return value if _PLAIN.issuperset(map(type, value)) else [_converted(entry) for entry in value]
+    return torch.utils.data.default_convert(value)
+
+
 class _LoaderAsThere(loader.DataLoader):
     """Loader with Energon's conversion of batches, and length: for content-decided ones as if hooks kept all samples.
 
@@ -88,7 +101,7 @@ class _LoaderAsThere(loader.DataLoader):
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # allows parameters in annotations
 
     def _finished(self, result: Result, asked: float) -> Any:
-        return torch.utils.data.default_convert(super()._finished(result, asked))
+        return _converted(super()._finished(result, asked))
 
     def __len__(self) -> int:
         try:
