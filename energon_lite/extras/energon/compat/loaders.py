@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,11 +25,14 @@ from energon_lite.loading import loader, recipes, savable_loader
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.makers.outcomes import Result
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.worker_config import WorkerConfig
 
 #: Arguments about chunks.
 _OF_CHUNKS = {"chunks", "chunk_size", "chunk_remainder", "lanes"}
+
+T = TypeVar("T")
 
 
 def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Callable[..., Any]:
@@ -75,10 +79,29 @@ get_val_dataset = _as_there(recipes.get_val_dataset)
 get_val_datasets = _as_there(recipes.get_val_datasets)
 
 
-class _LengthAsThere(loader.DataLoader):
-    """Loader with Energon's length for content-decided batches: as if hooks kept all samples."""
+#: Types of values that conversion does not change.
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None), torch.Tensor})
+
+
+def _converted(value: Any) -> Any:
+    """Convert a batch as torch's loader does; long lists, such as of tokens, without a call for each entry."""
+    if type(value) is dict:
+        return {key: _converted(entry) for key, entry in value.items()}
+    if type(value) is list:
+        return value if _PLAIN.issuperset(map(type, value)) else [_converted(entry) for entry in value]
+    return torch.utils.data.default_convert(value)
+
+
+class _LoaderAsThere(loader.DataLoader):
+    """Loader with Energon's conversion of batches, and length: for content-decided ones as if hooks kept all samples.
+
+    Torch's loader, which Energon's is, converts arrays in dicts, lists and tuples to tensors, and tuples to lists.
+    """
 
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # allows parameters in annotations
+
+    def _finished(self, result: Result, asked: float) -> Any:
+        return _converted(super()._finished(result, asked))
 
     def __len__(self) -> int:
         try:
@@ -112,25 +135,47 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
         return self.worker_config.num_workers  # type: ignore[attr-defined]
 
 
-class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]
+class BasicDataLoader(_LoaderAsThere, _TorchLoader):  # type: ignore[misc]
     """The loader :class:`energon_lite.DataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
         super().__init__(dataset, **KEYWORDS.of_loader(BasicDataLoader, kwargs, dataset))
 
 
-class SavableDataLoader(_LengthAsThere, savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
+class SavableDataLoader(_LoaderAsThere, savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
     """The loader :class:`energon_lite.SavableDataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
         super().__init__(dataset, **KEYWORDS.of_loader(SavableDataLoader, kwargs, dataset))
 
 
+#: Energon's keywords with their defaults: of both functions, and of the second one.
+_KEYWORDS = {"prefetch_factor": 2, "cache_pool": None, "watchdog_timeout_seconds": 60, "fail_on_timeout": False}
+_KEYWORDS |= {"watchdog_initial_timeout_seconds": None, "worker_config": None}
+_OF_SNAPSHOTS = {"checkpoint_every_sec": 60, "checkpoint_every_min_n_samples": None, "n_checkpoints": None}
+_OF_SNAPSHOTS |= {"gc_collect_every_n_steps": 10}
+
+
+def _showing(keywords: dict[str, Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Name Energon's keywords in the signature of a function, where code for several versions looks for them."""
+
+    def named(function: Callable[..., T]) -> Callable[..., T]:
+        own = inspect.signature(function)
+        dataset, more = own.parameters.values()
+        given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=keywords[name]) for name in keywords]
+        function.__signature__ = own.replace(parameters=[dataset, *given, more])  # type: ignore[attr-defined]
+        return function
+
+    return named
+
+
+@_showing(_KEYWORDS)
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> BasicDataLoader:
     """Make a loader, as :func:`energon_lite.get_loader` does."""
     return BasicDataLoader(dataset, **kwargs)
 
 
+@_showing(_KEYWORDS | _OF_SNAPSHOTS)
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
     """Make a savable loader, as :func:`energon_lite.get_savable_loader` does."""
     return SavableDataLoader(dataset, **kwargs)
@@ -197,9 +242,6 @@ class Bucket:
 
     batch_size: int
     samples: list[Any]
-
-
-T = TypeVar("T")
 
 
 class SystemRngState(NamedTuple):

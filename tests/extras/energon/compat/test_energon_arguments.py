@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import megatron.energon
+import numpy as np
 import pytest
 import torch
 
@@ -28,10 +29,12 @@ from energon_lite import (
 )
 from energon_lite.batching import SortedWindow
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.energon.compat import hooks
+from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.install import tell_torch
 from energon_lite.loading.executors import worker_process
 from energon_lite.storage import SampleDecoder
-from tests.testing import ALONE, take, train_loader, val_loader
+from tests.testing import ALONE, same, take, train_loader, val_loader
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -177,6 +180,41 @@ def test_torch_tells_hooks_of_their_worker(
     assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
     with train_loader(leaf_of(50), batch_size=2, task_encoder=Teller()) as loader:
         assert next(iter(loader)) == "none"
+
+
+# -- a loader is torch's, which makes tensors of arrays, and lists of tuples, except within objects of other types -----
+
+
+def arrays_of(lib: Any) -> Any:
+    def batch(self: Any, samples: list[Any]) -> dict[str, Any]:
+        sample = samples[0]
+        sample.text = np.arange(2)
+        return {"array": np.arange(3.0), "number": np.float32(2), "pair": (1, [np.ones(2)]), "sample": sample}
+
+    return type("Arrays", (lib.DefaultTaskEncoder,), {"batch": batch})()
+
+
+@pytest.mark.parametrize("make", ["get_loader", "get_savable_loader"])
+def test_batches_are_converted_as_by_the_loader_of_torch(shards: Path, tools: Any, make: str) -> None:
+    tools.energon_prepare(shards, "--split-ratio", "1,0,0", "--skip-dataset-yaml")
+    kind = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    tools.write_meta(shards, "dataset.yaml", {"sample_type": kind, "field_map": {"text": "txt"}})
+    batches = []
+    for lib, loaders in ((hooks, compat), (megatron.energon, megatron.energon)):
+        config = loaders.WorkerConfig(rank=0, world_size=1, num_workers=0)
+        options = {"split_part": "train", "batch_size": 2, "worker_config": config, "task_encoder": arrays_of(lib)}
+        (batch, *_) = getattr(loaders, make)(loaders.get_val_dataset(str(shards), **options))
+        batches.append(batch)
+    ours, theirs = batches
+    assert same(ours.pop("sample").text, theirs.pop("sample").text)
+    assert same(ours, theirs) and isinstance(ours["array"], torch.Tensor) and type(ours["pair"]) is list
+
+
+@pytest.mark.parametrize("name", ["get_loader", "get_savable_loader"])
+def test_signatures_of_loaders_tell_what_they_take(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(lib, name)).parameters for lib in (compat, megatron.energon))
+    for key, one in theirs.items():
+        assert (ours[key].kind, ours[key].default) == (one.kind, one.default), key
 
 
 # -- a pipeline of wrappers, such as one that sorts a pool by length: refused, with advice ----------------------------
