@@ -194,7 +194,7 @@ class Node:
     def number(self) -> float:
         """Return a finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            raise self.wrong("a number", self._unquote(float))
+            raise self.wrong("a number", self._unquote(lambda text: int(float(text))))  # not nan
         if not abs(self.value) <= sys.float_info.max:
             raise self.wrong("a finite number")
         return float(self.value)
@@ -227,7 +227,7 @@ class Node:
             return None
         try:
             parse(self.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return "remove the quotes"
 

@@ -239,16 +239,16 @@ def load_checkpoint(
     if mesh.pp == 1 and (more := [n for n in saved if n.startswith("model.") and n not in of_model]):
         what = f"the checkpoint has {listed(more, 4)}, which the model has not"
         raise StateMismatchError(what, where=path, fix="use the model configuration the checkpoint was made with")
-    # A model saved in float32 has no separate master values.
-    of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
+    # Master values are read, whatever the model's type was and is; a model saved in float32 has no separate ones.
+    of_model = {_master(n) if t.dtype.itemsize >= 4 and _master(n) in saved else n: t for n, t in of_model.items()}
+    of_optimizer = dict(_optimizer_tensors(optimizer, mesh))
+    of_values = {n: of_optimizer.pop(_master(n)) for n in saved if _master(n) in of_optimizer.keys() - saved}
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or random_states.keys() - saved:
         random_states = {}
-    read_tensors(reader, {**of_model, **of_optimizer, **random_states}, path)
+    for tensors in ({**of_model, **of_optimizer, **random_states}, of_values):
+        read_tensors(reader, tensors, path)
     optimizer.set_updates(content["updates"])
-    for shard in optimizer.shards():
-        if f"optimizer.{shard.name}.master" not in of_optimizer:
-            shard.take_values()
     for name, state in random_states.items():
         (torch.cuda if name.endswith(".cuda") else torch).set_rng_state(state)
     return content["step"], content["state"]
@@ -364,6 +364,11 @@ def _optimizer_tensors(
             # A master value of the model's own precision needs no second copy.
             if kind != "master" or shard.parameter.dtype.itemsize < 4:
                 yield f"optimizer.{shard.name}.{kind}", tensor
+
+
+def _master(name: str) -> str:
+    """Return the name of the master values of a tensor of the model."""
+    return f"optimizer.{name.removeprefix('model.')}.master"
 
 
 def _values_of(shard: Shard, mesh: ParallelMesh) -> torch.Tensor:

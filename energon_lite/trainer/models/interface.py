@@ -20,6 +20,7 @@ from torch import nn
 from typing_extensions import Self
 
 from energon_lite import Batch, edataclass
+from energon_lite.errors import UsageError, listed
 from energon_lite.samples import RestoreKey
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -136,6 +137,26 @@ class LossSums(NamedTuple):
     loss: torch.Tensor
     terms: float | torch.Tensor
     more: Mapping[str, float | torch.Tensor] = {}
+
+
+def checked_sums(made: object, metrics: Sequence[str]) -> LossSums:
+    """Return the result of a loss, if it has what the trainer needs.
+
+    Args:
+        made: the result.
+        metrics: names of the further sums.
+
+    Raises:
+        UsageError: it is of another type, the loss is no scalar, or a further sum is missing.
+    """
+    fix = "return LossSums(loss, terms, more): a scalar tensor, its number of terms, and a sum for each of `metrics`"
+    if not isinstance(made, LossSums):
+        raise UsageError(f"the loss has returned {type(made).__name__}, not LossSums", fix=fix)
+    if not isinstance(made.loss, torch.Tensor) or made.loss.dim():
+        raise UsageError(f"LossSums.loss is not a scalar tensor: {getattr(made.loss, 'shape', made.loss)}", fix=fix)
+    if missing := [name for name in metrics if name not in made.more]:
+        raise UsageError(f"LossSums.more lacks metrics of the run: {listed(missing)}", fix=fix)
+    return made
 
 
 C_contra = TypeVar("C_contra", contravariant=True)

@@ -111,11 +111,11 @@ class Attention(Projections):
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Attend from each run of queries to the keys up to its end."""
-        # A split into one part would copy the gradient.
-        pieces = [q] if len(part.runs) == 1 else q.split([run.length for run in part.runs], dim=2)
-        ends = [(queries, run.start + run.length, run) for queries, run in zip(pieces, part.runs, strict=True)]
-        mixed = [part.attention(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+        if len(part.runs) == 1:  # it has all positions; a split or a slice would copy the gradient
+            return part.attention(q, k, v, part.runs[0])
+        pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
+        ends = [(queries, run.start + run.length, run) for queries, run in pieces]
+        return torch.cat([part.attention(queries, k[:, :, :end], v[:, :, :end], run) for queries, end, run in ends], 2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split heads: ``[rows, length, heads * width]`` -> ``[rows, heads, length, width]``."""

@@ -295,17 +295,17 @@ def _meeting_place(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the rendezvous of the ranks, as arguments of ``init_process_group``.
 
     After a restart, torchrun's own store still has the addresses of the ranks that died, and new ranks would connect to
-    them (pytorch/pytorch#135712); likewise after the end of an earlier group of this process. So each attempt and each
-    group gets its own prefix. Torchrun counts attempts for each node separately; with several nodes,
-    ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
+    them (pytorch/pytorch#135712); likewise after the end of an earlier group of this process, even the caller's. So
+    each attempt and each group gets its own prefix. Torchrun counts attempts for each node separately; with several
+    nodes, ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
     """
     attempt, world = environment.get("TORCHELASTIC_RESTART_COUNT", "0"), int(environment["WORLD_SIZE"])
     attempt = attempt if environment.get("LOCAL_WORLD_SIZE") == str(world) else "0"
-    place = f"attempt-{attempt}", f"group-{next(_STARTED)}"
-    if place == ("attempt-0", "group-0") or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    store = dist.PrefixStore("/".join(place), dist.TCPStore(host, port, world, is_master=False))
+    name = f"attempt-{attempt}/group-{next(_STARTED)}"
+    store = dist.PrefixStore(name, dist.TCPStore(host, port, world, is_master=False))
     return {"store": store, "rank": int(environment["RANK"]), "world_size": world}
 
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.interface import Loss, LossSums, MultimodalBatch, TrainingBatch
+from energon_lite.trainer.models.interface import Loss, LossSums, MultimodalBatch, TrainingBatch, checked_sums
 from energon_lite.trainer.models.llama import LlamaModel, Stream, language_loss
 from energon_lite.trainer.models.sequence import lengths_of_rows, local_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -291,8 +291,8 @@ class _Stage:
             received = Stream(hidden, lengths_of_rows(lengths, rows) if lengths else None)
         with _recorded(self.record, action, mesh.device):
             made = self.loss(model, batch) if mesh.pp == 1 else model.run_chunk(chunk, batch, received)
-            if isinstance(made, LossSums):
-                made = self._added(made)
+            if mesh.pp == 1 or isinstance(made, LossSums):
+                made = self._added(checked_sums(made, self.metrics))
         if isinstance(made, Stream):
             self.wire.send(made.hidden.detach(), 1)
             made = made.hidden

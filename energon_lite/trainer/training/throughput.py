@@ -89,7 +89,8 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
     """
     rows, length = batch.tokens.shape
     lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
-    pairs = sum(tokens * (tokens + 1) // 2 for tokens in lengths)
+    near = [min(tokens, config.sliding_window or tokens) for tokens in lengths]
+    pairs = sum(few * (few + 1) // 2 + (tokens - few) * few for tokens, few in zip(lengths, near, strict=True))
     images = sum(flops_of_images(config, sizes_of_images(batch.image, batch.image_sizes)))
     return training_flops(config, rows * length, pairs) + images
 

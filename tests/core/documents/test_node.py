@@ -38,6 +38,8 @@ def test_right_scalars(method: str, value: object) -> None:
         ("string", "", "text, not empty", "text ''", None),
         ("string", {}, "text", "an empty mapping", None),
         ("number", "1.5", "a number", "text '1.5'", "remove the quotes"),
+        ("number", "nan", "a number", "text 'nan'", "write a number"),
+        ("number", "-inf", "a number", "text '-inf'", "write a number"),
         ("number", "many", "a number", "text 'many'", None),
         ("number", True, "a number", "the truth value true", None),
         ("number", float("inf"), "a finite number", "the number inf", None),

@@ -175,19 +175,39 @@ def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> No
 
         return run_ranks(layout.world, job)[0]
 
-    def from_float32(rank: int) -> Content:
-        part = Part(Layout(), dtype="bfloat16", seed=99)
-        part.load(Part(Layout(), dtype="float32").save(tmp_path / "float32", 3))
-        return part.content()
-
-    read = run_ranks(1, from_float32)[0]
-    assert all(torch.equal(read[name], read[name.removesuffix(".master")].float()) for name in read if "master" in name)
     losses, has_masters = run_ranks(2, straight)[0]
     wanted = masters(Layout())
     for layout in (Layout(tp=2), Layout(pp=2)):
         assert_equal(masters(layout), wanted)
     assert all(value.dtype == torch.float32 for value in wanted.values())
     assert has_masters and losses[3:] == run_ranks(2, resumed)[0]
+
+
+@pytest.mark.parametrize(("there", "here"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_another_type_rounds_no_master_values(run_ranks: RunRanks, tmp_path: Path, there: str, here: str) -> None:
+    def masters(content: Content, dtype: str) -> Content:
+        narrow = dtype == "bfloat16"
+        return {
+            name: content[f"{name}.master"] if narrow else content[name]
+            for name in content
+            if f"{name}.master" in content
+        }
+
+    def save(rank: int) -> Content:
+        part = Part(Layout(dp=2), dtype=there)
+        part.train(0, 2)
+        part.save(tmp_path, 2)
+        return masters(part.content(), there)
+
+    def load(rank: int) -> tuple[Content, Content]:
+        part = Part(Layout(tp=2), dtype=here, seed=99)
+        part.load(tmp_path / "step-00000002")
+        content = part.content()
+        return masters(content, here), content
+
+    saved, (loaded, content) = run_ranks(2, save)[0], run_ranks(2, load)[0]
+    assert_equal(loaded, saved)
+    assert all(torch.equal(content[name], value.to(content[name].dtype)) for name, value in saved.items())
 
 
 # -- what is no disk ---------------------------------------------------------------------------------------------------

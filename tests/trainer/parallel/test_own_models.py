@@ -169,6 +169,22 @@ def test_a_loss_that_counts_other_terms_is_refused(runs: SmallRuns) -> None:
     assert all("24 terms, its micro-batches 12 loss_tokens" in text for text in found)
 
 
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (lambda sums: None, "the loss has returned NoneType, not LossSums"),
+        (lambda sums: sums.loss, "the loss has returned Tensor, not LossSums"),
+        (lambda sums: sums._replace(loss=sums.loss.expand(2)), "LossSums.loss is not a scalar tensor: torch.Size([2])"),
+        (lambda sums: sums._replace(loss=sums.loss.item()), "LossSums.loss is not a scalar tensor: "),
+        (lambda sums: sums._replace(more={}), "LossSums.more lacks metrics of the run: largest, learning"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_told(runs: SmallRuns, made: Any, what: str) -> None:
+    parts = LINE | {"loss": lambda model, batch: made(square(model, batch)), "metrics": ["largest", "learning"]}
+    (text,) = errors_of(runs.run_ranks, 1, UsageError, lambda rank: Trainer(line_config(runs), **parts).run())
+    assert what in text and "return LossSums(loss, terms, more)" in text
+
+
 @pytest.mark.parametrize(("axis", "value"), [("tp", 2), ("cp", 2), ("pp", 2), ("share_images", True)])
 def test_a_layout_that_a_model_does_not_know_is_refused(runs: SmallRuns, axis: str, value: int) -> None:
     config = line_config(runs, mesh={axis: value})

@@ -195,3 +195,5 @@ def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
     batch.document_lengths = document_lengths(batch.documents)
     assert batch.document_lengths == [2, 3, 1, 6] and document_lengths(batch.documents[:0]) == []
     assert batch_flops(config, batch) == training_flops(config, 12, 31) + of_image
+    near = dataclasses.replace(config, sliding_window=3)
+    assert batch_flops(near, batch) == training_flops(config, 12, 3 + 6 + 1 + 15) + of_image
