@@ -58,6 +58,9 @@ def test_correlation_of_lengths_and_variance_of_steps() -> None:
     assert length_correlation(planned(np.tile([1, 100], 50), "fixed", batch_size=2)) == pytest.approx(-1)
     assert length_correlation(planned(np.full(9, 4), "fixed", batch_size=2)) == 0
     assert length_correlation(planned([2, 2, 8], "fixed", batch_size=2)) == pytest.approx(1)
+    for length in range(1, 40):  # no rounding of logarithms counts
+        equal = measure_plan(planned(np.full(80, length), "fixed", batch_size=5), ranks=8)
+        assert (equal.length_correlation, equal.step_variance_ratio) == (0, 1)
 
 
 @given(st.lists(st.lists(st.integers(1, 999), max_size=4), min_size=1, max_size=8))
