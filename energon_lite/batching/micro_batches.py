@@ -74,7 +74,7 @@ def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
         first = int(np.argmax(too_long))
         raise UsageError(
             f"{oversized} of {len(lengths)} samples are longer than the {limit} tokens that fit into {capacity.limit} "
-            f"{capacity.unit}; the first is sample {first} with {int(lengths[first])} tokens",
+            f"{capacity.unit}; the first of them in the plan has {int(lengths[first])} tokens",
             fix=f"raise the capacity, or say in the strategy what to do with them: {_CHOICES}",
         )
     if policy == "own_batch":

@@ -17,7 +17,7 @@ from energon_lite.cli.output import aligned, byte_size
 from energon_lite.config.dataset import load_dataset_config, load_split_config
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.documents.paths import absolute_path, is_url, local_path
+from energon_lite.documents.paths import absolute_path, is_url
 from energon_lite.errors import EnergonLiteError, TrustError, counted
 from energon_lite.loading.metadataset_keys import LeafFacts, by_samples, leaf_facts, weight_guest
 from energon_lite.storage.index.index_cache import find_index, local_meta
@@ -96,7 +96,7 @@ def command(
     blend = next((blend for spec in specs for blend in spec.units), None)
     if blend is not None and not once:
         facts = _measured(facts, sources, blend)
-    base = os.path.abspath(local_path(path))
+    base = absolute_path(path)
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
     click.echo(_title(base, split_part, facts, once))
     click.echo()
@@ -241,8 +241,8 @@ def _leaf_name(spec: LeafSpec, folder: str) -> str:
 
 
 def _short(path: str, folder: str) -> str:
-    """Path relative to the folder, if it is inside."""
-    return path.removeprefix(folder.rstrip("/") + "/")
+    """Path relative to the folder, if it is inside; a URL as it is."""
+    return path if is_url(path) else path.removeprefix(folder.rstrip("/") + "/")
 
 
 def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) -> None:

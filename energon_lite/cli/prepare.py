@@ -364,7 +364,7 @@ def _explained(root: str, non_interactive: bool) -> Iterator[None]:
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
     except OSError as error:
-        if error.filename is not None or error.strerror is None:
+        if error.filename is not None or error.strerror is None or isinstance(error, BrokenPipeError):
             raise
         raise DatasetError(error.strerror, where=root, fix="check permissions and free space") from None
 

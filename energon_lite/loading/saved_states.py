@@ -339,6 +339,6 @@ def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
     if missing:
         raise StateMismatchError(
             f"{len(missing)} of {lanes} lanes are in none of the {counted(len(states), 'state')}: {listed(missing)}",
-            fix="give the states of all data-parallel ranks; each has saved the lanes of its own micro-batches",
+            fix="give the states of all data-parallel ranks (to a command: their folder); each has its own lanes",
         )
     return [row for _, (_, row) in sorted(rows.items())]

@@ -71,19 +71,21 @@ def chosen_shards(root: str, files: Iterable[str], exclude: str | None = None) -
         unwanted = re.compile(exclude) if exclude else None
     except re.error as error:
         raise UsageError(f"--exclude {exclude!r} is not a regular expression: {error}") from None
-    files = list(files)
-    names = [name for name in files if name.endswith(".tar")]
-    compressed = [name for name in files if name.endswith((".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".tar.bz2"))]
-    chosen = sorted(name for name in names if not (unwanted and unwanted.search(name)))
-    if not chosen and compressed:
-        raise ShardFormatError(
-            f"all shards are compressed, such as {compressed[0]!r}; their samples cannot be read at random",
-            where=root,
-            fix="unpack them to .tar (compressed images gain nothing from it)",
-        )
+    names = set(files)
+    found = sum(name.endswith(".tar") for name in names)
+    wanted = sorted(name for name in names if not (unwanted and unwanted.search(name)))
+    chosen = [name for name in wanted if name.endswith(".tar")]
+    packed = re.compile(r"\.(tgz|tar\.(gz|zst|xz|bz2))$")
+    packed_only = [name for name in wanted if packed.search(name) and packed.sub(".tar", name) not in names]
+    if not chosen and packed_only:
+        what = f"all shards are compressed, such as {packed_only[0]!r}; their samples cannot be read at random"
+        fix = "unpack them to .tar (compressed images gain nothing from it)"
+        raise ShardFormatError(what, where=root, fix=fix)
     if not chosen:
-        left_out = f" that --exclude leaves in ({len(names)} were found)" if names else ""
+        left_out = f" that --exclude leaves in ({found} were found)" if found else ""
         raise EmptyDatasetError(f"there are no .tar files in the folder{left_out}", where=root, fix="check the path")
+    if packed_only:
+        _log.warning("%s: compressed shards are left out (unpack them to .tar), such as %s", root, packed_only[0])
     for name in chosen:
         if "{" in name or "}" in name:
             raise UsageError(
@@ -210,8 +212,7 @@ def _reporter(root: str, progress: Progress) -> Tick[str]:
         nonlocal size
         path = os.path.join(root, name)
         size += os.path.getsize(path) if os.path.exists(path) else 0
-        speed = size / max(time.monotonic() - start, 1e-6) / 1e9
-        progress(done, of, f"{speed:.2f} GB/s")
+        progress(done, of, f"{size / max(time.monotonic() - start, 1e-6) / 1e9:.2f} GB/s")
 
     return report
 

@@ -188,9 +188,10 @@ def split_notes(
     notes = []
     empty = [name for name, chosen in splits.items() if not chosen and name not in may_be_empty]
     if empty:
+        split = "split" if len(empty) == 1 else "splits"
         notes.append(
-            f"split {', '.join(map(repr, empty))} got no shard, because {len(shards)} whole shards are divided: write "
-            "more and smaller shards, or choose with --split-parts name:regex"
+            f"{split} {', '.join(map(repr, empty))} got no shard, because whole shards are divided, and there are "
+            f"{len(shards)}: write more and smaller shards, or choose with --split-parts name:regex"
         )
     owner: dict[str, str] = {}
     for name, chosen in splits.items():

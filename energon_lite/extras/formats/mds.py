@@ -91,19 +91,26 @@ _PICTURES = frozenset(["jpg", "jpeg", "png", "webp", "gif", "bmp"])
 _ALIKE = {"jpg": _PICTURES, "png": _PICTURES, "pkl": frozenset(["pkl", "pickle", "pyd"])}
 
 
+#: Columns with their encodings and sizes in bytes (None: variable).
+_Columns = list[tuple[str, str, int | None]]
+
+
 def open_source(path: str, split_part: str) -> MdsSource:
     """Open the samples of a folder that has an ``index.json``; or, if it has folders for splits, of the split's
-    folder."""
+    folder. An empty name of a split stands for all of them."""
     folder = path.removeprefix("mds://").removesuffix(_INDEX).rstrip("/") or "."
     if not is_url(folder) and not os.path.isfile(os.path.join(folder, _INDEX)):
-        names = _SPLITS.get(split_part, (split_part,))
-        there = [name for name in names if os.path.isfile(os.path.join(folder, name, _INDEX))]
+        known = [os.path.basename(os.path.dirname(path)) for path in sorted(glob(f"{escape(folder)}/*/{_INDEX}"))]
+        wanted = _SPLITS.get(split_part, (split_part,))
+        there = known if not split_part else [name for name in wanted if name in known][:1]
         if not there:
             raise EmptyDatasetError(
                 f"the MDS folder has no {_INDEX}, nor a folder for split {split_part!r} that has one",
                 where=folder,
-                fix="name the folder that has it",
+                fix=f"there are {listed(known)}: set split_part" if known else "name the folder that has it",
             )
+        if len(there) > 1:
+            return MdsSource(folder, splits=[f"{name}/" for name in there])
         folder = os.path.join(folder, there[0])
     return MdsSource(folder)
 
@@ -131,6 +138,7 @@ class MdsSource:
         folder: the folder of ``index.json``, or its URL.
         names: the parts that are read; None: all. A column that holds a file (``jpeg``, ``png``, ``pkl``) gets the
             file's extension, ``image.jpg``, so that it is decoded, or refused, as in a tar.
+        splits: the folders in it that have an ``index.json`` each, with a slash; their samples follow each other.
 
     Raises:
         ShardFormatError: ``index.json`` is damaged, of another version, or has an unknown encoding.
@@ -144,21 +152,26 @@ class MdsSource:
 
     portable = True
 
-    def __init__(self, folder: str, names: frozenset[str] | None = None):
-        self.folder = folder
-        self._path = f"{folder}/{_INDEX}"
-        data = read_bytes(self._path, 0, size_of(self._path))
-        try:
-            shards, columns = _parse(json.loads(data))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise damaged(self._path, f"{type(error).__name__}: {error}", f"the {_INDEX}") from error
+    def __init__(self, folder: str, names: frozenset[str] | None = None, splits: Sequence[str] = ("",)):
+        self.folder, self._splits = folder, splits
+        shards: list[_Shard] = []
+        columns: _Columns = []
+        digest = hashlib.sha256()
+        for split in splits:
+            self._path = f"{folder}/{split}{_INDEX}"
+            data = read_bytes(self._path, 0, size_of(self._path))
+            digest.update(data)
+            try:
+                columns = _parse(json.loads(data), split, shards, columns)
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+                raise damaged(self._path, f"{type(error).__name__}: {error}", f"the {_INDEX}") from error
         self.shards = shards
         self._columns = columns
         self._decoders = [self._decoder(name, encoding) for name, encoding, _ in columns]
         self._parts = [_part_of(name, encoding) for name, encoding, _ in columns]
         self.part_names = frozenset(self._parts if names is None else (part for part in self._parts if part in names))
         self._starts = np.concatenate([[0], np.cumsum([shard.samples for shard in shards], dtype=np.int64)])
-        self.identity = hashlib.sha256(data).hexdigest()
+        self.identity = digest.hexdigest()
         self.mean_bytes = sum(shard.size for shard in shards) / max(1, len(self))
         self.shard_names = tuple(shard.name for shard in shards)
         self._opened: dict[int, Shard] = {}
@@ -168,7 +181,7 @@ class MdsSource:
 
     def select(self, names: frozenset[str]) -> MdsSource:
         """Return the same samples with these parts only."""
-        return MdsSource(self.folder, names)
+        return MdsSource(self.folder, names, self._splits)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of a sample's shard, and its number in that shard."""
@@ -298,12 +311,10 @@ def _part_of(name: str, encoding: str) -> str:
     return f"{name}.{extension}"
 
 
-def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None]]]:
-    """The shards, and the columns with their encodings and sizes in bytes (None: variable)."""
+def _parse(document: Any, folder: str, shards: list[_Shard], columns: _Columns) -> _Columns:
+    """Add the shards in ``folder``, and return their columns, which are ``columns`` if there are shards before them."""
     if document["version"] != 2:
         raise ValueError(f"version {document['version']}")
-    shards: list[_Shard] = []
-    columns: list[tuple[str, str, int | None]] = []
     for entry in document["shards"]:
         if entry["format"] != "mds" or entry["version"] != 2:
             raise ValueError(f"a shard of format {entry['format']!r}, version {entry['version']}")
@@ -311,12 +322,12 @@ def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None
         names = [raw["basename"], *([packed["basename"]] if packed else [])]
         if any(os.path.isabs(name) or ".." in name.split("/") or "://" in name for name in names):
             raise ValueError(f"a shard outside of the folder: {listed(names)}")
-        zipped = (packed["basename"], int(packed["bytes"]), str(entry["compression"])) if packed else None
-        shards.append(_Shard(raw["basename"], int(raw["bytes"]), zipped, int(entry["samples"])))
+        zipped = (folder + packed["basename"], int(packed["bytes"]), str(entry["compression"])) if packed else None
+        shards.append(_Shard(folder + raw["basename"], int(raw["bytes"]), zipped, int(entry["samples"])))
         own_columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
         if columns and own_columns != columns:
             raise ValueError("the shards do not have the same columns")
         columns = own_columns
     if any(shard.samples < 0 or shard.size < 0 for shard in shards):
         raise ValueError("negative sizes")
-    return shards, columns
+    return columns

@@ -103,9 +103,12 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
 
 
 def _fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return True if the parts of a path match those of a pattern; ``**`` matches any number of parts."""
+    """Return True if the parts of a path match those of a pattern; ``**`` matches any number of parts. As in ``glob``,
+    a part that begins with a dot is matched only by a pattern that does."""
     if not patterns or not names:
         return not names and all(pattern == "**" for pattern in patterns)
+    if names[0].startswith(".") and not patterns[0].startswith("."):
+        return patterns[0] == "**" and _fits(names, patterns[1:])
     if patterns[0] == "**":
         return _fits(names, patterns[1:]) or _fits(names[1:], patterns)
     return fnmatchcase(names[0], patterns[0]) and _fits(names[1:], patterns[1:])
@@ -235,10 +238,7 @@ class TableSource:
         file = self.files[place]
         key = (file, number, None if self._columns is None else tuple(self._columns))
         table = held_tables().get(key, lambda: file.read_group(number, self._columns))
-        if (np.diff(rows) == 1).all():
-            taken = table.slice(int(rows[0]), len(rows))
-        else:
-            taken = table.take(rows)
+        taken = _rows(table, rows)
         try:
             columns = {name: values_of(taken.column(name)) for name in table.column_names}
         except ValueError as error:  # also an Arrow error, or text that is not UTF-8
@@ -247,6 +247,18 @@ class TableSource:
             if BYTES_MARK in (table.field(name).metadata or ()):
                 columns[name] = [value.encode() if isinstance(value, str) else value for value in columns[name]]
         return columns
+
+
+def _rows(table: Any, rows: Any) -> Any:
+    """Take rows out of a table."""
+    import pyarrow as pa
+
+    if (np.diff(rows) == 1).all():
+        return table.slice(int(rows[0]), len(rows))
+    try:
+        return table.take(rows)
+    except pa.ArrowNotImplementedError:  # of views of text or bytes, which Polars writes
+        return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
 # -- conversion of Arrow columns -------------------------------------------------------------------------------------
@@ -302,18 +314,20 @@ def _plain(column: Any) -> Any:
 
 
 def _number_lists(column: Any) -> list[Any] | None:
-    """The rows of a column of lists of numbers; None: it has another type, or missing numbers or lists."""
+    """The rows of a column of lists of numbers, those without missing ones as arrays; None: it has another type."""
     import pyarrow as pa
 
     kind = column.type
     is_fixed = pa.types.is_fixed_size_list(kind)
-    if column.null_count or not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
         return None
     numbers = column.flatten()
-    if numbers.null_count:
-        return None
+    if column.null_count or numbers.null_count:
+        if len(column) == 1:
+            return list(column.to_pylist())
+        return [value for row in range(len(column)) for value in values_of(column.slice(row, 1))]  # each by itself
     values = numbers.to_numpy(zero_copy_only=False).copy()
     if is_fixed:
         return list(values.reshape(len(column), kind.list_size))

@@ -18,6 +18,7 @@ from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.audited_run import json_lines
 from energon_lite.extras.inspect.trace import is_trace, read_runs
+from energon_lite.imports import optional_imports
 
 
 def save_heat_map(
@@ -43,10 +44,8 @@ def save_heat_map(
         >>> save_heat_map("seen.png", [(3, 0, 1)], samples=1000, steps=1000, colours=8, gain=10.0)
         (3, 0)
     """
-    try:
+    with optional_imports("image", "the picture needs the package Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise UsageError("the picture needs Pillow", fix="pip install 'energon-lite[image]'") from error
     places = np.array(seen, dtype=np.int64).reshape(-1, 3).T
     last = places[:2].max(axis=1, initial=0).tolist()
     for axis, most in enumerate((samples, steps)):  # cells are halved until all places have one

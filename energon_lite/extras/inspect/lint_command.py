@@ -65,7 +65,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
     \b
     Example:
       energon-lite lint data/coco
-      energon-lite lint blend.yaml --task-encoder train:Captions --json > report.json
+      energon-lite lint blend.yaml --task-encoder train:Captions --json
     """
     reports, notes = [], list[Problem]()
     text = asked["task_encoder"]

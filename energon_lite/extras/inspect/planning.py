@@ -21,6 +21,7 @@ from energon_lite.cli import aligned
 from energon_lite.cli.arguments import open_dataset, split_config_option, split_part_option, strategy_document
 from energon_lite.documents.paths import is_data_path, local_path
 from energon_lite.errors import EmptyDatasetError, UsageError, counted
+from energon_lite.imports import optional_imports
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
@@ -48,11 +49,9 @@ def draw_plans(
     Raises:
         UsageError: matplotlib is not installed, or cannot write this format.
     """
-    try:
+    with optional_imports("plot", "pictures need the package matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("pictures need matplotlib", fix="pip install 'energon-lite[plot]'") from None
     figure = Figure(figsize=(15, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
@@ -127,16 +126,16 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
     \b
     fill          tokens, relative to the capacity of all micro-batches
     padding eff.  tokens, relative to tokens and padding
-    ICC           similarity of lengths in a micro-batch: 0 as by chance, 1 all equal
+    ICC           likeness of lengths in a micro-batch: 0 by chance, 1 all equal
     step var.     variance of the steps' mean log length, relative to random steps
     late          largest number of places that a sample is delayed
-    tokens        mean over maximum of the ranks' tokens in a step (first 300 steps)
-    attention     the same for attention cost, with steps balanced as by micro_batches_per_step
+    tokens        mean over maximum of the ranks' tokens in a step (first 300)
+    attention     the same for attention, balanced as by micro_batches_per_step
 
     \b
     Example:
       energon-lite plan lengths.npy --capacity 12000
-      energon-lite plan data/ -c 12000 -s best_fit -s sorted_window:batches=300 --plot plan.png
+      energon-lite plan data/ -c 12000 -s best_fit -s sorted_window:batches=9
     """
     lengths = read_lengths(path, options["column"], options["split_part"], options["split_config"])
     keys = None if options["key_lengths"] is None else _read_file(options["key_lengths"])
@@ -249,8 +248,6 @@ class PlanMetrics:
         effective_samples: share of the samples that count if each micro-batch's mean loss has the same weight
             (Kish's effective sample size); 1 if all samples weigh the same.
         lateness: largest number of places by which a sample comes after its place in the stream.
-        token_balance: mean over maximum of the ranks' tokens (padding included), averaged over steps.
-        attention_balance: the same for squared lengths.
     """
 
     micro_batches: int
@@ -262,12 +259,10 @@ class PlanMetrics:
     step_variance_ratio: float
     effective_samples: float
     lateness: int
-    token_balance: float
-    attention_balance: float
 
 
 def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> PlanMetrics:
-    """Measure a plan with steps of ``ranks * per_rank`` consecutive micro-batches, balanced over the ranks.
+    """Measure a plan with steps of ``ranks * per_rank`` consecutive micro-batches.
 
     Args:
         batches: the plan of an epoch, at least one micro-batch.
@@ -278,7 +273,6 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
     tokens = batches.tokens()
     space = batches.space()
     rows = batches.rows()
-    token_loads, attention_loads = rank_loads(batches, ranks=ranks, per_rank=per_rank)
     weights = np.repeat(1.0 / np.maximum(rows, 1), rows)
     limit = batches.limit
     return PlanMetrics(
@@ -291,9 +285,14 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
         step_variance_ratio=_step_variance_ratio(batches, step),
         effective_samples=float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
         lateness=int(lateness(batches).max(initial=0)),
-        token_balance=_mean_balance(token_loads),
-        attention_balance=_mean_balance(attention_loads),
     )
+
+
+def plain_balance(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> tuple[float, float]:
+    """Mean over maximum of the ranks' tokens (padding included), and of their squared lengths, averaged over steps of
+    ``ranks * per_rank`` consecutive micro-batches, of which no samples are moved."""
+    tokens, squares = rank_loads(batches, ranks=ranks, per_rank=per_rank)
+    return _mean_balance(tokens), _mean_balance(squares)
 
 
 def even_balance(
@@ -375,8 +374,11 @@ def _step_variance_ratio(batches: MicroBatches, step: int) -> float:
 
 
 def _log_lengths(batches: MicroBatches) -> tuple[Ints, Ints, Floats]:
+    """Samples of each micro-batch, the micro-batch of each sample, and its log length, relative to the first one's:
+    equal lengths are zeros, which differ by no rounding."""
     rows = batches.rows()
-    return rows, np.repeat(np.arange(len(rows)), rows), np.log(np.maximum(batches.length, 1).astype(np.float64))
+    values = np.log(np.maximum(batches.length, 1).astype(np.float64))
+    return rows, np.repeat(np.arange(len(rows)), rows), values - values[:1]
 
 
 def _mean_balance(loads: Ints) -> float:

@@ -67,7 +67,7 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
     \b
     Examples:
       energon-lite tune data/coco --task-encoder train:Captions --batch-size 32
-      energon-lite tune blend.yaml --task-encoder train:Captions --ranks 8 --step-seconds 0.4
+      energon-lite tune blend.yaml --task-encoder train:Captions --step-seconds 0.4
     """
     cores = max(1, usable_cores() // asked["ranks"])
     limit = _memory_limit(asked["memory_limit"], asked["ranks"])

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from energon_lite.entry_points import RemoteWorkers
 from energon_lite.errors import UsageError
+from energon_lite.imports import optional_imports
 
 #: Bytes of a secret, at least.
 _LEAST_SECRET = 16
@@ -135,10 +136,8 @@ def connect_to_ray(address: str | None) -> Any:
     Raises:
         UsageError: Ray is not installed, or there is no cluster at the address.
     """
-    try:
+    with optional_imports("ray", "work on Ray needs the package ray"):
         import ray
-    except ImportError:
-        raise UsageError("work on Ray, which is not installed", fix="pip install 'energon-lite[ray]'") from None
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False)

@@ -176,10 +176,9 @@ def _opener_of_folder(path: str) -> OpenSource | None:
     names = _names_in(path)
     if any(name.endswith(".tar") for name in names):
         return None
-    opener = _first(lambda kind: kind.marker in names or any(name.endswith(kind.extensions) for name in names))
     folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
     inside = (_names_in(folder) for folder in folders if os.path.isdir(folder))
-    return opener or next(filter(None, map(_opener_of_files, inside)), None)
+    return _opener_of_files(names) or next(filter(None, map(_opener_of_files, inside)), None)
 
 
 def _names_in(folder: str) -> set[str]:
@@ -188,4 +187,4 @@ def _names_in(folder: str) -> set[str]:
 
 
 def _opener_of_files(names: Collection[str]) -> OpenSource | None:
-    return _first(lambda kind: any(name.endswith(kind.extensions) for name in names))
+    return _first(lambda kind: kind.marker in names or any(name.endswith(kind.extensions) for name in names))

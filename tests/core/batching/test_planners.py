@@ -156,7 +156,7 @@ def test_what_is_done_with_long_samples() -> None:
     assert pieces.start.tolist() == [0, 0, 10, 20, 0, 0, 10]
     assert pieces.length.tolist() == [3, 10, 10, 5, 10, 10, 1]
     assert cut_to_fit(lengths, capacity, "own_batch").counts == Counts(own_batches=2)
-    with pytest.raises(UsageError, match=r"2 of 4 samples .* the first is sample 1 with 25 tokens") as caught:
+    with pytest.raises(UsageError, match=r"2 of 4 samples .* the first of them in the plan has 25 tokens") as caught:
         cut_to_fit(lengths, capacity, "error")
     for choice in set(POLICIES) - {"error"}:  # what the message proposes ends the trouble, literally
         assert f'"{choice}" (' in str(caught.value)

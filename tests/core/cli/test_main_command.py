@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_lite.cli.main import all_commands, main
-from tests.testing import command, output_of, text_dataset
+from tests.testing import command, output_of, text_dataset, write_tar
 
 
 @pytest.mark.parametrize("arguments", [("-h",), ("--help",), ()])
@@ -63,10 +63,13 @@ def test_help_imports_no_command() -> None:
     assert output.stdout.endswith("False\n")
 
 
-def test_output_that_nobody_reads_any_more() -> None:
+@pytest.mark.parametrize("arguments", [["-h"], ["prepare", "ten", "--non-interactive", "--split-ratio", "1,0,0"]])
+def test_output_that_nobody_reads_any_more(tmp_path: Path, arguments: list[str]) -> None:
+    write_tar(tmp_path / "ten/a.tar", [("0", {"txt": b""})])
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
-        command = [sys.executable, "-m", "energon_lite.cli.main", "-h"]
+        command = [sys.executable, "-m", "energon_lite.cli.main", *arguments]
+        command = [str(tmp_path / word) if word == "ten" else word for word in command]
         ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")

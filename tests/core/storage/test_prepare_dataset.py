@@ -69,14 +69,18 @@ def test_a_folder_that_cannot_be_written(ten: Path, again: bool, monkeypatch: py
     assert sorted(ten.rglob("*")) == before
 
 
-def test_no_tars_or_only_compressed_ones(tmp_path: Path) -> None:
+def test_no_tars_or_only_compressed_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(EmptyDatasetError, match=r"no \.tar files"):
         prepare_dataset(tmp_path, split_ratio="1,0,0")
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(ShardFormatError, match=r"all shards are compressed, such as 'a.tar.gz'"):
         prepare_dataset(tmp_path, split_ratio="1,0,0")
-    (tmp_path / "b.tar").write_bytes(b"")
-    assert find_shards(str(tmp_path)) == ["b.tar"]
+    for name in ("b.tar", "b.tar.gz", "c.tgz"):
+        (tmp_path / name).write_bytes(b"")
+    assert find_shards(str(tmp_path), "c") == ["b.tar"]
+    assert "compressed shards are left out (unpack them to .tar), such as a.tar.gz" in caplog.text
+    caplog.clear()
+    assert find_shards(str(tmp_path), "^[ac]") == ["b.tar"] and not caplog.text  # b is there, the others are named
 
 
 def test_all_excluded(ten: Path) -> None:

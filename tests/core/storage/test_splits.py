@@ -96,6 +96,8 @@ def test_notes() -> None:
         "splits 'train' and 'val' share 1 shard",
         "1 shard in no split",
     ]
+    (note,) = split_notes({"train": TEN[:1], "val": [], "test": []}, TEN[:1])
+    assert note.startswith("splits 'val', 'test' got no shard, because whole shards are divided, and there are 1:")
 
 
 @pytest.mark.parametrize(("ratio", "count", "noted"), [("1,0,0", 3, False), ("8,1,1", 2, True), ("9,1,0", 1, True)])

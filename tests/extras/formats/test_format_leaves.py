@@ -25,7 +25,7 @@ from energon_lite.errors import ConfigError, NotPreparedError
 from energon_lite.storage.read import source as sources
 from tests.servers import upload
 from tests.tables_by_hand import png, write_megatron, write_table
-from tests.testing import CRUDE_YAML, refusal_of, take, text_dataset, train_loader, val_loader
+from tests.testing import CRUDE_YAML, invoke, refusal_of, take, text_dataset, train_loader, val_loader
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
@@ -217,7 +217,7 @@ class Letters:
     """A format of a user's own: a sample is a letter of a file."""
 
     def __init__(self, path: str, split_part: str):
-        file = Path(path)
+        file = Path(path.removeprefix("letters://"))
         self.text = (file / "letters.txt" if file.is_dir() else file).read_text()
         self.identity = f"letters {self.text}"
 
@@ -249,6 +249,9 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "blend.yaml").write_text(json.dumps(of_train(blend=entries)))
     assert [batch.text for batch in batches(tmp_path / "blend.yaml")] == [["a", "b", "c", "a", "b", "c"]]
     Letters.reads.clear()
+    assert invoke("info", f"letters://{tmp_path}/folder").output.startswith(
+        f"letters://{tmp_path}/folder [train]: 1 data"
+    )
     (batch,) = batches(tmp_path / "folder")
     assert Letters.reads == [[0, 1, 2, 3]]  # once, though nothing can be made of columns here
     assert (batch["txt"], batch["n"]) == (["d", "e", "f", "g"], [0, 1, 2, 3])

@@ -19,6 +19,7 @@ import pytest
 from energon_lite.errors import EmptyDatasetError, MissingShardError, ShardFormatError, UsageError
 from energon_lite.extras.formats.mds import MdsSource, open_source
 from energon_lite.extras.formats.mds_values import decoder_of, fixed_size, ndarray_bytes
+from energon_lite.storage.read.source import source_opener
 from tests.servers import upload
 from tests.tables_by_hand import write_mds
 
@@ -59,8 +60,17 @@ def test_folders_of_splits(tmp_path: Path) -> None:
     write_mds(tmp_path / "train", COLUMNS, SHARDS)
     write_mds(tmp_path / "validation", COLUMNS, SHARDS[:1])
     assert len(open_source(str(tmp_path), "train")) == 6 and len(open_source(str(tmp_path), "val")) == 2
-    with pytest.raises(EmptyDatasetError, match="nor a folder for split 'test'"):
+    with pytest.raises(EmptyDatasetError, match="nor a folder for split 'test'") as error:
         open_source(str(tmp_path), "test")
+    assert "train, validation" in str(error.value.fix)
+    assert source_opener(str(tmp_path)) is not None
+    everything = pickle.loads(pickle.dumps(open_source(str(tmp_path), ""))).select(frozenset(["n"]))  # for `lint`
+    assert everything.read_many(range(8))["n"] == [*range(6), 0, 1]
+    assert everything.shard_names[-1] == f"validation/{open_source(str(tmp_path), 'val').shard_names[-1]}"
+    write_mds(tmp_path / "test", {"n": COLUMNS["n"]}, [])
+    write_mds(tmp_path / "other", {"n": COLUMNS["n"]}, [[[sample(0)[1]]]])
+    with pytest.raises(ShardFormatError, match="do not have the same columns"):
+        open_source(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("compression", ["gz", "bz2", "zstd", "zstd:7", "br"])

@@ -106,6 +106,34 @@ def test_lists_of_numbers_are_arrays_of_their_own(tmp_path: Path, kind: str) -> 
     assert "n" in str(error.value.fix)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_do_not_depend_on_the_rows_that_are_read_with_them(tmp_path: Path, kind: str) -> None:
+    rows = [[1, 2], None, [3, None], [4]]
+    table = pa.table(
+        {"tokens": pa.array(rows, pa.list_(pa.int32())), "pair": pa.array(rows[:2] * 2, pa.list_(pa.int8(), 2))}
+    )
+    source = open_source(str(write_table(tmp_path / f"a.{kind}", table)), "train")
+    for name, values in source.read_many([3, 2, 0, 1]).items():
+        alone = [source.read(row)[name] for row in (3, 2, 0, 1)]
+        assert [type(value) for value in values] == [type(value) for value in alone]
+        assert [None if value is None else list(value) for value in values] == [
+            table[name][row].as_py() for row in (3, 2, 0, 1)
+        ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_of_text_and_bytes(tmp_path: Path, kind: str) -> None:
+    """Polars writes them."""
+    table = pa.table(
+        {
+            "text": pa.array(["a", None, "c" * 20], pa.string_view()),
+            "file": pa.array([b"x", b"", None], pa.binary_view()),
+        }
+    )
+    source = open_source(str(write_table(tmp_path / f"a.{kind}", table)), "train")
+    assert source.read_many([2, 0, 1]) == {"text": ["c" * 20, "a", None], "file": [None, b"x", b""]}
+
+
 def test_columns_that_are_no_lengths(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b"], "holes": [1, None]})
     source = open_source(str(write_table(tmp_path / "a.parquet", table)), "train")
@@ -248,6 +276,8 @@ NAMES = [
     "validation-00000-of-00001.parquet",
     "deep/er/test.parquet",
     "readme.md",
+    ".cache/train.parquet",
+    "._train.parquet",
 ]
 
 
@@ -281,6 +311,7 @@ def test_patterns_and_single_files(base: str) -> None:
     assert found(base, "**/*.parquet", "test") == [NAMES[3]]
     assert found(base, "train-0000[1-9]-*.parquet") == found(base, "train-0000[!0]-*.parquet") == [NAMES[1]]
     assert found(base, NAMES[2]) == [NAMES[2]]
+    assert found(base, ".*/*.parquet") == found(base, "**/.cache/*.parquet") == [NAMES[5]]  # only if they are named
     for path in ("*.arrow", "nothing/*.parquet", "train-00000.of*.parquet", NAMES[0][:-1]):
         with pytest.raises(NotPreparedError, match="no files of this data set") as error:
             found(base, path)
