@@ -101,8 +101,8 @@ def check_topology(lanes: int, world_size: int) -> None:
     if lanes % world_size:
         raise TopologyError(
             f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
-            fix=f"use {shortened(worlds_for(lanes))} ranks; a run that is begun with more lanes (`lanes=`) goes on on "
-            "more numbers of ranks",
+            fix=f"use {shortened(worlds_for(lanes))} ranks; a run that was begun with more lanes (`lanes=`) can be "
+            "resumed on more numbers of ranks",
         )
 
 

@@ -194,6 +194,7 @@ def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
     order = BlendOrder([LeafOrder(50, 1, copies)], [1.0], 0)
     planned = plan_of(order, [50], {"strategy": "fixed", "batch_size": 8}, chunk=1000).make(0, 0)
     assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
+    assert copies == 2 or planned.stretches.sample is None  # samples that are drawn have no copies
     parts = [planned.spans(number) for number in range(len(planned))]
     assert max(len({epoch for _, _, epoch, *_ in part}) for part in parts) == 2
     assert any(len({index for _, index, *_ in part}) < len(part) for part in parts)
