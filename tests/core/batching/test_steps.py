@@ -98,6 +98,8 @@ def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
     batches = strategy_from_dict({"strategy": "concat_split", "tokens": 23}).plan(np.array([4, 6, 5, 1, 1, 6, 3]))
     within = exchange_samples(batches, Capacity(23), step=2)  # at most 2 % above the mean: it is left
     assert within.attention().tolist() == [63, 61]
+    batches = strategy_from_dict({"strategy": "concat_split", "tokens": 13}).plan(np.array([8, 5, 6, 3]))
+    assert exchange_samples(batches, Capacity(13), step=2).tokens().tolist() == [11, 11]  # not [14, 8]
 
 
 def test_packed_micro_batches_become_even() -> None:
