@@ -12,7 +12,7 @@ from energon_lite.batching.plan import worlds_for
 from energon_lite.cli.arguments import ExistingPath, make_task_encoder, with_options
 from energon_lite.entry_points import commands, load, state_readers
 from energon_lite.errors import StateError, UsageError, counted, listed
-from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
+from energon_lite.loading.iterators.lane_cursor import read_lanes, shortened
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
 from energon_lite.loading.saved_states import (
     SUFFIXES,
@@ -264,17 +264,17 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         missing = found["lanes_missing"]
         text = f"{found['lanes']:,}"
         if missing:
-            text += f"; the states of other ranks have {len(missing)} of them: {ends_of(missing)}"
+            text += f"; the states of other ranks have {len(missing)} of them: {shortened(missing)}"
         lines.append(("lanes", text))
     if "rebase" in found:
         rebase = found["rebase"]
         went_on = counted(rebase["leaves_that_went_on"], "data set")
         lines.append(("blend", f"changed at sample {rebase['position']:,}; {went_on} went on"))
     worlds = found["world_sizes"]
-    lines.append(("world sizes", "any" if worlds is None else ends_of(worlds)))
+    lines.append(("world sizes", "any" if worlds is None else shortened(worlds)))
     if "batch_sizes" in found:
         sizes = found["batch_sizes"]
-        lines.append(("batch sizes", "any" if sizes is None else ends_of(sizes)))
+        lines.append(("batch sizes", "any" if sizes is None else shortened(sizes)))
     if None not in (found["leaves"], found["samples"]):
         lines.append(("data sets", f"{found['leaves']:,}, with {counted(found['samples'], 'sample')}"))
     lines.append(("fingerprint", str(found["fingerprint"])))

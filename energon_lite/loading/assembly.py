@@ -73,8 +73,8 @@ def assembled(
     for name, value in (("chunk_size", chunks.size), ("chunk_remainder", chunks.remainder), ("lanes", chunks.lanes)):
         if value is not None:
             raise UsageError(
-                f"{name}={value!r} has no effect: the batches of this task encoder are planned, "
-                "without chunks, and go on on any number of ranks",
+                f"{name}={value!r} has no effect: the batches of this task encoder are planned without chunks, and a "
+                "run can be resumed on any number of ranks",
                 fix=f"leave out {name}",
             )
     if tokens is not None:

@@ -215,17 +215,13 @@ def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:
             if before < 0 < width:
                 widths[name] = width
             elif before != width and not (width < 0 < before):
-                kinds = " and ".join(sorted({_kind(width), _kind(widths[name])}))
+                kinds = [f"a list of rows of {abs(one)}" if one else "a number" for one in sorted((before, width))]
                 raise FatalSampleError(
-                    f"the column {name!r} is {kinds}",
+                    f"the column {name!r} is {kinds[0]} for some samples, and {kinds[1]} for others",
                     where="sample_costs",
                     fix="return the same kind of value for all samples",
                 )
     return widths
-
-
-def _kind(width: int) -> str:
-    return f"a list of rows of {abs(width)} of some samples" if width else "a number of some samples"
 
 
 def columns_of(costs: Sequence[Costs | None], where: str) -> dict[str, Column]:

@@ -175,9 +175,7 @@ class EpochBlend:
         return [int(epoch * count) for count in self._per_epoch]
 
     def _epoch_of(self, position: int) -> int:
-        epoch = int(position / self._mean)
-        while self.bounds(epoch)[0] > position:
-            epoch -= 1
+        epoch = int(position / self._mean)  # exact, and not too large: bounds are rounded down
         while self.bounds(epoch)[1] <= position:
             epoch += 1
         return epoch

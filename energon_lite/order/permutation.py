@@ -156,8 +156,7 @@ class Radices(NamedTuple):
 def radices(n: Ints) -> Radices:
     """Radices ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)`` of each ``n``."""
     root = np.sqrt((n - 1).astype(np.float64)).astype(np.int64)
-    root -= root * root > n - 1  # the float root may be one too large,
-    root += (root + 1) * (root + 1) <= n - 1  # or one too small
+    root -= root * root > n - 1  # the float root may be one too large, but not too small: roots of squares are exact
     a = (root + 1).astype(np.uint64)
     b = (n.astype(np.uint64) + (a - np.uint64(1))) // a
     return Radices(a, b, a.astype(np.uint32), b.astype(np.uint32))

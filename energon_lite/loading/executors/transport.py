@@ -1,5 +1,5 @@
 """Transfer of objects between processes: pickle for the structure, raw memory for tensors and arrays; and channels, the
-trainer's ends of the ways to its workers.
+trainer's ends of the connections to its workers.
 
 Worker and trainer are the same program, so pickle is safe here (states and data sets are never pickled). Tensors are
 not pickled: their memory is sent unchanged, and the receiver's tensors refer to the message that it received. Large
@@ -159,7 +159,7 @@ def _memory(size: int) -> memoryview:
 
 
 class Channel:
-    """The trainer's end of the way to a worker: neither sending nor receiving ever waits for the worker."""
+    """The trainer's end of the connection to a worker: neither sending nor receiving ever waits for the worker."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when answers have come, or when the worker has ended."""
@@ -167,11 +167,11 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if data cannot be sent before the worker has read what was sent earlier."""
+        """True if a part of an earlier message is not sent yet, because the connection is full."""
         return False
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
-        """Send jobs with their tickets, or as much of them as the way takes; :meth:`flush` sends the rest.
+        """Send jobs with their tickets, or as much of them as the connection takes; :meth:`flush` sends the rest.
 
         Args:
             noted: note each step before it begins, because a worker died, or hung, in this job before.
@@ -182,7 +182,7 @@ class Channel:
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Send the rest of earlier messages, as far as the way takes it.
+        """Send the rest of earlier messages, or as much of it as the connection takes.
 
         Raises:
             OSError: the worker has ended.
@@ -198,7 +198,7 @@ class Channel:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the way; the worker then ends."""
+        """Close the connection; the worker then ends."""
         raise NotImplementedError
 
 
@@ -293,7 +293,8 @@ def unsendable(result: Any, error: BaseException, packs: Callable[[Any], Message
     batch = result[0] if isinstance(result, tuple) and result else result
     if isinstance(batch, list) and batch and all(isinstance(entry, Made) for entry in batch):  # batches of a chunk
         parts = [made.batch for made in batch]
-        parts += [item.value for made in batch if made.carried is not None for item in made.carried.items]
+        carried = [made.carried for made in batch if made.carried is not None]
+        parts += [item.value for one in carried for item in (*one.items, *one.samples)]
         batch = next((part for part in parts if _fails(packs, part)), batch)
     path, value = _culprit(packs, batch, "", _DEPTH)
     keys = field_of(batch, "__key__")
@@ -305,7 +306,7 @@ def unsendable(result: Any, error: BaseException, packs: Callable[[Any], Message
         fix="let hooks work on the CPU, and have batches copied to the device ahead: "
         'get_savable_loader(dataset).to("cuda")'
         if on_device
-        else f"leave it out, or make it what can be {sendable} ({str(error) or type(error).__name__}): tensors, "
+        else f"leave it out, or make it of what can be {sendable} ({str(error) or type(error).__name__}): tensors, "
         "arrays, texts, numbers, and objects of classes at the top of a module; or do without processes: "
         'num_workers=0, or start_method="thread"',
     )
@@ -324,12 +325,12 @@ def raise_unpicklable(encoder: Any, method: str, error: BaseException) -> NoRetu
     inner = "<locals>" in cls.__qualname__
     path, value = ("", encoder) if inner else _culprit(pickle.dumps, encoder, "self", _DEPTH)
     what = f"its class {cls.__qualname__} is made inside of a function" if inner else f"{path} is {_described(value)}"
-    cure = "define the class at the top of a module" if inner else "make it of functions and classes that are at the "
-    cure += "" if inner else "top of a module; or make it in the worker, when a hook first asks for it"
+    fix = "make it of functions and classes at the top of a module, or make it in the worker when a hook first needs it"
+    fix = "define the class at the top of a module" if inner else fix
     raise UsageError(
         f"the task encoder {cls.__name__} cannot be pickled, which start_method={method!r} has to do: {what}",
         where=f"{cls.__module__}.{cls.__qualname__}",
-        fix=f'{cure}; or use start_method="fork", which takes it as it is',
+        fix=f'{fix}; or use start_method="fork", which pickles nothing',
     ) from None
 
 

@@ -64,10 +64,10 @@ class WorkerHandle:
 
     Attributes:
         tickets: tickets of the jobs that were sent and not answered, oldest first.
-        together: some of them were sent at once, so it is not known which one is running.
-        since: time at which the oldest of them was begun, or later.
-        blame: how much its end counts towards the deaths after which a job is given up.
-        is_silent: nothing is heard of it, so that others are given its jobs.
+        together: several of them were sent in one message, so it is not known which one is running.
+        since: time from which on the oldest of them has been running; it may have begun earlier.
+        blame: number that the end of this worker adds to the deaths of its job, which is given up after several.
+        is_silent: it sends nothing, so other workers get its jobs.
     """
 
     blame = 1.0

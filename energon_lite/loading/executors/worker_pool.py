@@ -50,8 +50,10 @@ _WORTH_WAKING = 4e-3
 _WITH_USER = 4
 #: Seconds that workers have to finish their job when the pool is closed.
 _LEAVE = 2.0
-#: Further jobs that are ahead because some take long, for each other one, at most; their share after each result.
-_MOST_AHEAD, _LEFT = 16, 0.999
+#: Where some jobs take long: most additional jobs to submit before their turn, for each usual one.
+_MOST_AHEAD = 16
+#: Share of these additional jobs that each result leaves.
+_LEFT = 0.999
 #: Assumed seconds of a job while none has been measured: the first jobs, and those after a death, are sent one by one.
 _UNKNOWN = 1.0
 
@@ -97,7 +99,7 @@ class WorkerPool(Executor):
         self._done: dict[int, Result | BaseException] = {}
         self._deaths: dict[int, float] = {}
         self._awaited = 0  # the ticket whose result is requested
-        self._more = 0.0  # jobs to submit before their turn, because others had no work during a long one
+        self._more = 0.0  # additional jobs to submit before their turn, because workers were idle during a long one
         self.total_deaths = 0
         self._closing = False
         self._workers: list[WorkerHandle] = []
@@ -105,7 +107,7 @@ class WorkerPool(Executor):
         # processes, runs this finalizer before, whatever was imported first.
         self._owner = os.getpid()
         self._end = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
-        self._whole = False  # True if no call is running, and none was interrupted
+        self._whole = False  # no call is running, and none was interrupted
         self._num_workers = num_workers
         for number in range(num_workers):
             self._start(number)
@@ -132,7 +134,7 @@ class WorkerPool(Executor):
         self._jobs[self._tickets] = job
         self._waiting.append(self._tickets)
         if self._depth <= self._base_depth or not all(worker.tickets for worker in self._workers):
-            self._dispatch()  # otherwise many jobs are sent together when a result is requested
+            self._dispatch()  # otherwise a request for a result sends many jobs together
         self._whole = True
         return self._tickets
 
@@ -148,7 +150,7 @@ class WorkerPool(Executor):
         began, usual, is_idle = time.monotonic(), self._seconds, False
         try:
             while ticket not in self._done:
-                if self._closing:  # set before the waiting thread is woken, whose pipes are closed after that
+                if self._closing:  # close() sets this first; then it closes the pipes, which wakes this thread
                     raise OSError("the pool is closed")
                 is_idle = is_idle or (not self._waiting and not all(worker.tickets for worker in self._workers))
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())

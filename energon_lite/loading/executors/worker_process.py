@@ -220,14 +220,14 @@ def begin(number: int, peers: int, thread: bool = False) -> None:
 
 
 class TrainerEnd(Protocol):
-    """A worker's end of the way to its trainer: it takes jobs, and sends answers."""
+    """A worker's end of the connection to its trainer: it takes jobs, and sends answers."""
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
         """Wait for jobs. Return them with their tickets, and whether to note each step before it begins, because a
         worker died, or hung, in these jobs before.
 
         Raises:
-            EOFError, OSError: the trainer has closed the way, or has ended.
+            EOFError, OSError: the trainer has closed the connection, or has ended.
         """
 
     def pack(self, obj: Any) -> Message:
@@ -240,23 +240,23 @@ class TrainerEnd(Protocol):
         """Send a message.
 
         Raises:
-            OSError: the trainer has closed the way, or has ended.
+            OSError: the trainer has closed the connection, or has ended.
         """
 
 
 def run_jobs(
     end: TrainerEnd, runner: JobRunner, observers: tuple[Observer, ...] = (), notes: WorkerCrashLog | None = None
 ) -> None:
-    """Run the jobs of a worker, until its end of the way raises an error.
+    """Run the jobs of a worker, until its end of the connection raises an error.
 
     Args:
-        end: the end from which jobs come.
+        end: the worker's end of the connection.
         runner: runner of a job.
         observers: observers of all jobs.
         notes: a further observer of jobs in which a worker died, or hung.
 
     Raises:
-        EOFError, OSError: the trainer has closed the way, or has ended.
+        EOFError, OSError: the trainer has closed the connection, or has ended.
     """
     import torch
 

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ForLoop:
-    """State of a ``for`` loop over a loader. It is over from a request until its delivery, so also after an error."""
+    """State of a ``for`` loop over a loader. A request for a batch sets ``is_over``, and its delivery resets it: a loop
+    that an error ended stays over."""
 
     is_begun: bool = False
     is_over: bool = False
@@ -36,7 +37,7 @@ class OneThread:
     """A lock that lets one thread at a time advance a loader; a second thread gets an error and changes nothing.
 
     Attributes:
-        holder: the thread. It is released by assigning None, because an interrupt may come after any call.
+        holder: the thread; None: there is none. Assign None to release it: an interrupt could prevent a call.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,8 @@ class DatasetIterator(ABC):
         """Return whether the loop is over; only valid if ``knows_end``."""
 
     def take(self) -> Result | None:
-        """Return the next result of this rank; None: the loop is over. After an error, it is the same result again."""
+        """Return the next result of this rank; None: the loop is over. The call after an error repeats
+        the call that failed."""
         while (result := self._take()) is not None and self._is_skipped(*self.step):
             self._skip_result(result)
         return result
@@ -207,8 +209,8 @@ class PlannedIterator(DatasetIterator):
     cursor: PlanCursor
     counts = Counts()  # of what the plan has left out so far
     _results: Iterator[Result] = iter(())
-    _in_line: PlanCursor | None = None  # the cursor that the next result belongs to
-    _stepped: tuple[PlanCursor, PlanCursor | None] | None = None
+    _results_at: PlanCursor | None = None  # the cursor that the next of them belongs to; None: start them again
+    _stepped: tuple[PlanCursor, PlanCursor | None] | None = None  # a cursor, and what _following() returns for it
 
     @cached_property
     def _by_tokens(self) -> bool:
@@ -238,7 +240,7 @@ class PlannedIterator(DatasetIterator):
         return result
 
     def _take(self) -> Result | None:
-        if self._in_line is None and self.reads:
+        if self._results_at is None and self.reads:
             self._workers.executor()  # before any planning: a forked worker should not inherit a busy thread
         if self._skip:  # most runs have none
             self._pass_over()
@@ -250,18 +252,18 @@ class PlannedIterator(DatasetIterator):
             self._count_left_out(after)
         if not self.reads:
             return Result(None)
-        in_line = self._in_line
-        self._in_line = None  # if anything raises from here on, the next call restarts at the cursor
-        if in_line is not cursor:
+        results_at = self._results_at
+        self._results_at = None  # if anything raises from here on, the next call restarts at the cursor
+        if results_at is not cursor:
             executor = self._workers.executor()
             executor.cancel()
             self._results = executor.results(self._jobs_from(cursor), self._prefetch_factor * self._config.num_workers)
         result = next(self._results)
-        self._in_line = after
+        self._results_at = after
         return result
 
     def advance(self) -> None:
-        assert self._stepped is not None  # set by the check that the loop is not over
+        assert self._stepped is not None  # take() has called _following()
         before, after = self._stepped
         assert before is self.cursor and after is not None
         self.cursor = after
@@ -301,7 +303,7 @@ class PlannedIterator(DatasetIterator):
         self._counted = cursor.pass_number, cursor.place[0]  # pass, and its first chunk that is not in `counts`
 
     def close(self) -> None:
-        self._in_line = None
+        self._results_at = None
 
     def _jobs_from(self, cursor: PlanCursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
@@ -340,10 +342,10 @@ class PlannedIterator(DatasetIterator):
         return self._stepped[1]
 
     def _move(self, cursor: PlanCursor) -> None:
-        """Go to a cursor; the next result, if it was for the old cursor, belongs to the new one."""
-        in_line = self._in_line is self.cursor
+        """Go to a cursor; the next result, if it belonged to the old cursor, now belongs to this one."""
+        is_at_cursor = self._results_at is self.cursor
         self.cursor = cursor
-        self._in_line = cursor if in_line else None
+        self._results_at = cursor if is_at_cursor else None
 
     def _count_left_out(self, after: PlanCursor) -> None:
         """Count the samples that the plan left out in the chunks up to a step, each chunk once; plan the next chunk.

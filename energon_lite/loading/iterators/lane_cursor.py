@@ -86,8 +86,8 @@ def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]
     return [(position + rank + step * world_size) % lanes for step in range(lanes // world_size)]
 
 
-def ends_of(numbers: Sequence[int]) -> str:
-    """Return numbers as text; of more than 16, the first 15 and the last one."""
+def shortened(numbers: Sequence[int]) -> str:
+    """Format numbers as text: all of them, or, of more than 16, the first 15 and the last one."""
     shown = numbers if len(numbers) <= 16 else [*numbers[:15], "...", numbers[-1]]
     return ", ".join(map(str, shown))
 
@@ -101,8 +101,8 @@ def check_topology(lanes: int, world_size: int) -> None:
     if lanes % world_size:
         raise TopologyError(
             f"{lanes} lanes cannot be divided among {world_size} data-parallel ranks",
-            fix=f"use {ends_of(worlds_for(lanes))} ranks; a run that is begun with more lanes (`lanes=`) goes on on "
-            "more numbers of ranks",
+            fix=f"use {shortened(worlds_for(lanes))} ranks; a run that was begun with more lanes (`lanes=`) can be "
+            "resumed on more numbers of ranks",
         )
 
 

@@ -10,7 +10,6 @@ from energon_lite.batching.plan import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import (
     SampleError,
-    StateError,
     StateMismatchError,
     UnknownLengthError,
     counted,
@@ -152,7 +151,7 @@ class LaneDataset(SavableDataset):
         stride = self.stride(cursor.lanes)
         for at in cursor.at.values():
             if at.tails and not self.plan.carries:
-                raise StateError("the state is damaged: chunks without carry have tails", fix="use another")
+                raise damaged("cursors", f"chunk {at.chunk} has tails, and this run has none")
             for number, place in ((at.chunk, at.place), *at.tails, *at.begins):
                 if not self.plan.is_behind(number, place.unit, stride):
                     raise damaged("cursors", f"chunk {number} begins at position {place.unit}")

@@ -140,7 +140,7 @@ class BundlesByGroup:
 
 
 def begin_of(number: int, run: ChunkRun) -> ChunkPlace:
-    """Return the place at which a bundle begins, if whole chunks are needed."""
+    """Return the place of a bundle, by its number in the chunk, for rules that need whole chunks."""
     first = run.job.first
     return ChunkPlace(bundle=number, sub=first.sub if number == first.bundle else 0)
 

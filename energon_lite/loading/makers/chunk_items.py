@@ -317,9 +317,9 @@ def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) ->
 
 
 def _items_of(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[list[Item | None]]:
-    """Return the item of each value in packs, and in the pushback; None: an object that the selection made. An object
-    that is the value of several samples, such as a small number, stands for one after the other; at last for the end of
-    the buffer."""
+    """Return the item of each value in packs, and in the pushback; None: an object that the selection made. If one
+    object, such as a small number, is the value of several samples, packs get the first of these samples, in order, and
+    the pushback gets the last ones."""
     left: dict[int, list[Item | None]] = {}
     for sample in buffer:
         left.setdefault(id(sample.value), []).append(sample)

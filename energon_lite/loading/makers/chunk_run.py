@@ -125,7 +125,8 @@ class ChunkRun:
             self._unit = unit
 
     def _in_buffer(self, unit: int) -> Reading:
-        """Return the place of a position that is read. If its first results were in the buffer before, it is there."""
+        """Return the place, in the running buffer, of a position that is read; in the buffer before it, if that one has
+        the first results of the position."""
         begin, item = self.buffer or (0, 0)
         return begin, item if unit > begin else 0, self.packs, 0
 

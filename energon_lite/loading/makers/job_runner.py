@@ -45,8 +45,8 @@ READ_TOGETHER = 1 << 28
 
 
 class JobRunner(HookSteps):
-    """Runner of jobs, with the way that all jobs have in common: addresses -> fetch -> rows -> hooks. A subclass makes
-    the result of a job of the samples.
+    """Runner of jobs, with the path that all jobs have in common: addresses -> fetch -> rows -> hooks. A subclass makes
+    the result of a job from the samples.
 
     Args:
         leaves: the leaves, in the order's numbering.
@@ -119,7 +119,7 @@ class JobRunner(HookSteps):
     ) -> Iterator[Any]:
         """Yield each of the samples that :meth:`read` has read; see :meth:`make`.
 
-        Hooks are called as by :meth:`guarded`, with fewer calls.
+        Errors of hooks become outcomes as in :meth:`guarded`, which would cost a call for each hook of each sample.
         """
         observers = self.services.observers
         store = self.services.store
@@ -163,7 +163,7 @@ class JobRunner(HookSteps):
                     sample = self.guarded("plan", *named, sample, as_planned, sample, *address[3:])
             except Rejected as rejected:
                 sample = rejected
-            except Exception as error:  # of a hook: reported with its sample, as by guarded()
+            except Exception as error:  # of a hook: an outcome of its sample, as in guarded()
                 if not stage:
                     raise
                 sample = self._rejected(error, stage, leaf.name, name, sample)
@@ -241,7 +241,11 @@ class JobRunner(HookSteps):
         return self.rows(addresses, wanted) if store is None else store.read(self.rows, addresses, wanted)
 
     def rows(self, addresses: Sequence[Address], wanted: Sequence[Address]) -> Iterable[ReadSample]:
-        """Return the rows for each address that contain the sample at its wanted address, and the index in these."""
+        """Return, for each address, the rows that contain its sample, and the index in these rows.
+
+        Args:
+            wanted: for each address, the address of the sample that takes its place.
+        """
         rows, places = self.read_together(wanted)
         if len(rows) == 1:
             return zip(addresses, repeat(*rows.values()), range(len(addresses)), strict=False)

@@ -1,6 +1,6 @@
-"""Services of a loader for its runner: observers, two of which time it (every batch by stage and sample on request, and
-some jobs always); and the door for stores of samples after the hooks of single samples, which other ranks, runs and
-epochs find again."""
+"""Services of a loader for its runner: observers of steps, two of which are timers (of every batch by stage and sample,
+on request; of some jobs, always); and the door for stores of encoded samples, which other ranks, runs and epochs use.
+"""
 
 from __future__ import annotations
 

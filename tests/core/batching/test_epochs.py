@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.epochs import keep_apart, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.padded import LengthDifference
+from energon_lite.batching.padded import Fixed, LengthDifference
 from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.blends.staged_run import Stages
@@ -194,8 +194,16 @@ def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
     order = BlendOrder([LeafOrder(50, 1, copies)], [1.0], 0)
     planned = plan_of(order, [50], {"strategy": "fixed", "batch_size": 8}, chunk=1000).make(0, 0)
     assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
-    epochs = [{piece[2] for piece in planned.spans(number)} for number in range(len(planned))]
-    assert max(map(len, epochs)) == 2
+    assert copies == 2 or planned.stretches.sample is None  # samples that are drawn have no copies
+    parts = [planned.spans(number) for number in range(len(planned))]
+    assert max(len({epoch for _, _, epoch, *_ in part}) for part in parts) == 2
+    assert any(len({index for _, index, *_ in part}) < len(part) for part in parts)
+
+
+def test_a_stretch_ends_with_an_epoch_rather_than_before_a_repeat() -> None:
+    index, cycle = np.r_[150:300, 0:300], np.repeat([0, 1], [150, 300])
+    _, stretches = plan_epochs(Fixed(1), np.ones_like(index), (np.zeros_like(index), index, cycle), seed=0)
+    assert stretches.edges == [0, 150, 450]
 
 
 @pytest.mark.parametrize(("strategy", "least"), [("best_fit", 0.95), ("bfd", 0.7), ("sorted_window", 0.65)])

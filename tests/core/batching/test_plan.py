@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.digests import AddressList
+from energon_lite.batching.digests import AddressList, set_digest
+from energon_lite.batching.packing import ConcatSplit
+from energon_lite.batching.padded import Fixed, LengthDifference
 from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size, default_lanes, worlds_for
-from energon_lite.batching.token_plan import PlansAhead
+from energon_lite.batching.token_plan import PlansAhead, TokenPlan
 from energon_lite.errors import UsageError
 from energon_lite.order.orders import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
@@ -109,3 +112,24 @@ def test_it_is_the_list_of_its_addresses(rows: list[tuple[int, int, int]]) -> No
     assert addresses == rows and rows == addresses and addresses.digest == 5
     back = pickle.loads(pickle.dumps(addresses))
     assert back == rows and type(back) is AddressList and back.digest == 5
+    assert set_digest([(0, 1, 0, 2, 5, 1)]) != set_digest([(0, 1, 0, 2, 6, 1)]), "longer parts"
+
+
+def test_places_in_a_pass() -> None:
+    """Its end is one; by tokens, any number of chunks may be between two places."""
+    fixed = FixedPlan(ConcatOrder([10]), 5)
+    assert [fixed.has(0, (number,)) for number in (0, 2, 3)] == [True, True, False]
+    plan = TokenPlan(ConcatOrder([100]), Fixed(2), [np.ones(100, dtype=np.int64)], chunk=4)
+    assert [plan.has(0, place) for place in ((24, 1), (24, 2), (25, 0), (25, 1))] == [True, False, True, False]
+    assert plan.ahead(0, (0, 0), 49) == ((24, 1), 49) and plan.ahead(0, (24, 1), -49) == ((0, 0), -49)
+    assert plan.ahead(0, (24, 0), 9) == ((25, 0), 2)
+    assert [plan.undelivered(0, (1, batch)) for batch in (0, 1, 2)] == [4, 2, 0]
+
+
+def test_chunks_by_tokens_by_hand() -> None:
+    lengths = [np.array([4, 2])]
+    assert TokenPlan(ConcatOrder([2]), ConcatSplit(3), lengths).make(0, 0).spans(0) == [(0, 0, 0, 0, 3, 1)]
+    by_key = LengthDifference(2, 0, key="prompt")
+    assert len(TokenPlan(ConcatOrder([2]), by_key, lengths, key_lengths=[np.array([5, 5])]).make(0, 0)) == 1
+    shuffled = TokenPlan(ConcatOrder([50]), Fixed(2, order="random"), [np.ones(50, dtype=np.int64)])
+    assert shuffled.make(0, 0).batches.digest() != shuffled.make(1, 0).batches.digest()

@@ -109,6 +109,9 @@ def test_max_length_splits_the_key_field() -> None:
         np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
     )
     assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
+    ordered = strategy_from_dict({**document, "sort": True})  # as long as their pieces
+    assert groups(ordered.plan(np.array([20, 9, 9]), key_lengths=np.array([8, 5, 2]))) == [[2, 0], [0, 1], [1]]
+    assert plan([3, 0, 6], strategy="concat_split", tokens=4).counts == Counts(dropped_samples=1, split_samples=1)
 
 
 def _textbook_best_fit_decreasing(sizes: list[int], limit: int) -> list[int]:

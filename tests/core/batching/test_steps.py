@@ -98,6 +98,8 @@ def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
     batches = strategy_from_dict({"strategy": "concat_split", "tokens": 23}).plan(np.array([4, 6, 5, 1, 1, 6, 3]))
     within = exchange_samples(batches, Capacity(23), step=2)  # at most 2 % above the mean: it is left
     assert within.attention().tolist() == [63, 61]
+    batches = strategy_from_dict({"strategy": "concat_split", "tokens": 13}).plan(np.array([8, 5, 6, 3]))
+    assert exchange_samples(batches, Capacity(13), step=2).tokens().tolist() == [11, 11]  # not [14, 8]
 
 
 def test_packed_micro_batches_become_even() -> None:
@@ -197,10 +199,20 @@ def test_packed_micro_batches_of_the_last_step_may_be_full() -> None:
     assert [part.tolist() for part in whole_steps(plan, 4, Capacity(4))] == [[0], [1], [2, 3], [4]]
 
 
+def test_copies_of_a_sample_in_a_step() -> None:
+    """They go into different micro-batches of a last step; other steps keep their number of micro-batches."""
+    strategy = strategy_from_dict({"strategy": "capacity", "capacity": 10, "unit": "packed_tokens"})
+    last = whole_steps(strategy.plan(np.array([4, 3, 3])), 2, Capacity(10), np.array([0, 1, 1]))
+    assert [part.tolist() for part in last] == [[0, 2], [1]]
+    full = strategy.plan(np.array([5, 5, 10]))
+    assert len(even_step(full, Capacity(10), np.array([0, 0, 1]))) == len(full) == 2
+
+
 @pytest.mark.parametrize(("world", "turns"), [(1, 3), (2, 4), (5, 2)])
 def test_each_turn_has_a_seat_for_each_rank(world: int, turns: int) -> None:
     for turn in range(turns):
         assert sorted(rank_slot(rank, world, turn) for rank in range(world)) == [*range(world)]
+    assert {rank_slot(rank, world, 0) + rank_slot(rank, world, 1) for rank in range(world)} == {world - 1}, "evenly"
 
 
 def test_the_last_step_of_packed_micro_batches_is_dealt_out_anew() -> None:

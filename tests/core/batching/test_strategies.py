@@ -127,6 +127,7 @@ def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk
     strategy = strategy_from_dict(document)
     whole = plan_in_chunks(strategy, lengths, seed=3, chunk=chunk)
     check_exactly_once(whole, lengths)
+    assert lateness(whole).max(initial=0) <= whole.lateness_bound
     # What comes later changes nothing about a chunk that is complete.
     before = plan_in_chunks(strategy, lengths[: chunk * (len(lengths) // chunk)], seed=3, chunk=chunk)
     count = len(before) if len(before.sample) else 0
@@ -149,6 +150,9 @@ def test_a_short_sample_that_never_fits_well_is_not_kept_to_the_end() -> None:
     lengths = np.array([15] + [20, 19] * 500)
     windows = strategy_from_dict({"strategy": "sorted_window", "capacity": 40, "batches": 5}).plan(lengths)
     assert lateness(windows).max() < windows.lateness_bound < 50
+    document = {"strategy": "capacity", "capacity": 10, "unit": "packed_tokens", "oversize": "own_batch"}
+    own = strategy_from_dict(document).plan(np.array([3, 20, 3, 9]))  # the long one waits for what is open
+    assert 0 < lateness(own).max() <= own.lateness_bound
 
 
 def test_the_seed_decides_where_something_is_shuffled_and_only_there() -> None:

@@ -104,13 +104,16 @@ def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_a_loop_of_a_virtual_epoch_keeps_its_end(leaf_of: Callable[..., Path]) -> None:
-    one, other = (
-        train_loader(leaf_of(50), batch_size=size, virtual_epoch_length=loop) for size, loop in ((2, 6), (4, 3))
-    )
-    list(one)
-    take(one, 2)
-    other.restore_state_rank(one.save_state_rank())
-    assert len(list(other)) == 2  # four samples of the loop's twelve were delivered
+    """Of the loop's twelve samples, four were delivered; of six, two, which count as a batch of four."""
+    for loop, taken in (6, 2), (3, 1):
+        one, other = (
+            train_loader(leaf_of(50), batch_size=size, virtual_epoch_length=steps)
+            for size, steps in ((2, loop), (4, 3))
+        )
+        list(one)
+        take(one, taken)
+        other.restore_state_rank(one.save_state_rank())
+        assert len(list(other)) == 2
 
 
 class Pairs(TaskEncoder):

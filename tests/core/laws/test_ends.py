@@ -89,6 +89,12 @@ def test_a_limit_is_the_same_on_the_ranks_that_go_on(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_before_a_pass_its_limit_is_that_of_any_ranks(leaf_of: Any, kind: str) -> None:
+    resumed = _steps(leaf_of(120, "a"), kind, [(2, 0), (4, 1000)], limit=3)
+    assert resumed == _steps(leaf_of(120, "a"), kind, [(4, 1000)], limit=3) and len(resumed) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(20))
 @given(chain=chains, size=st.sampled_from([30, 31, 37, 48, 59, 60]))
 def test_with_drop_last_each_step_is_full(leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int) -> None:

@@ -182,6 +182,14 @@ def test_nothing_is_lost(
     assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
 
 
+@pytest.mark.parametrize("kind", [Full, Greedy])
+def test_each_state_of_a_pass_can_be_restored(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
+    arguments: Any = arguments_of(1, 8, 16) | {"task_encoder": encoder(kind, 0, False), "lanes": 1}
+    loader = val_loader(leaf_of(50), **arguments)
+    for state in [loader.save_state_rank() for _ in loader]:
+        assert val_loader(leaf_of(50), **arguments).with_restored_state_rank(state).save_state_rank() == state
+
+
 class Numbers(TaskEncoder):
     """Samples are numbers: integers that are equal are one object in Python, and floats are not."""
 

@@ -241,6 +241,7 @@ def test_a_pass_that_ends(rank: int, leaf_of: Callable[..., Path]) -> None:
     assert said(skipping) == [False, True]
     take(loader, 1)
     assert json.loads(json.dumps(loader.state_at(np.int64(2 * 9 + 3)))) == loader.state_dict()
+    assert loader.state_at(2 * 9 + 5) == loader.state_dict()  # in whole steps
     loader.restore_state_rank(loader.state_dict())
     assert said(loader) == [False, True]
 

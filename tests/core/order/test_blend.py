@@ -76,6 +76,7 @@ def test_shares_sum_to_the_whole_and_only_ratios_count() -> None:
     assert int(integer_shares([1e-300, 1.0]).sum()) == 1 << 62
     assert integer_shares([1, 1]).tolist() == integer_shares(np.float32([2, 2])).tolist() == [1 << 61, 1 << 61]
     assert integer_shares([0.75, 0.25]).tolist() == integer_shares([3, 1]).tolist()
+    assert integer_shares([6, 3, 1], 4).tolist() == [3, 1, 0], "the first of the largest remainders"
 
 
 @pytest.mark.parametrize("weights", [[], [1, 0], [1, -2], [float("nan")], [1, float("inf")]])
@@ -110,6 +111,7 @@ def test_repetitions_are_exact_over_epochs(leaves: list[tuple[int, float]], epoc
     bounds = [blend.bounds(epoch) for epoch in range(epochs)]
     assert bounds[0][0] == 0
     assert [stop for _, stop in bounds[:-1]] == [start for start, _ in bounds[1:]]
+    assert blend.ends(0, bounds[-1][1]) == [stop for _, stop in bounds[:-1]]
     leaf, position = blend.lookup(np.arange(bounds[-1][1]))
     for number, (length, repetition) in enumerate(leaves):
         mine = position[leaf == number]
@@ -146,6 +148,8 @@ def test_golden_epochs() -> None:
     positions = np.r_[np.arange(9000), blend.bounds(10**9)[0] + np.arange(9000)]
     digest = hashlib.sha256(np.stack(blend.lookup(positions)).astype("<i8").tobytes()).hexdigest()[:16]
     assert digest == "b04b7d51595d2d78"
+    halves_differ = EpochBlend([7655, 5733, 4600, 2428, 2771, 369], [1] * 6, key=0)  # 6 blocks
+    assert halves_differ.counts_before(4 * BLOCK).tolist() == [5324, 3988, 3199, 1689, 1927, 257]
 
 
 @pytest.mark.parametrize("kept", [1, 2000, 4000])

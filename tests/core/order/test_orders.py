@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import energon_lite
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import HashDomain
-from energon_lite.order.orders import BlendOrder, EpochBlendOrder
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
 
@@ -43,6 +43,28 @@ def test_one_leaf_needs_no_blend() -> None:
     assert sorted(found.index.tolist()) == [0, 1, 2, 3]
     assert order.bounds(2) == (8, 12)
     assert BlendOrder([LeafOrder(4, key=1)], [0.3], key=0).bounds(0) is None
+
+
+def test_one_leaf_after_the_other() -> None:
+    order, rows = ConcatOrder([2, 1]), [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
+    assert order.lookup(np.arange(3)).rows() == rows
+    assert [order.position(leaf, index) for leaf, index, _ in rows] == [0, 1, 2]
+
+
+@given(
+    length=st.integers(1, 20),
+    copies=st.sampled_from([1, 2, None]),
+    numbers=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(1, 99)),
+)
+def test_ends_of_epochs(length: int, copies: int | None, numbers: tuple[int, int, int, int]) -> None:
+    """Between two positions, both excluded; also in the middle of a run."""
+    position, shown, first, span = numbers
+    order = BlendOrder([LeafOrder(length, 1, copies)], [1.0], key=0).rebased(Rebase(position, (shown,)))
+    first += position
+    cycles = order.cycles(order.lookup(np.arange(first, first + span)))
+    assert order.epoch_ends(first, first + span) == (first + 1 + np.flatnonzero(np.diff(cycles))).tolist()
+    blend = EpochBlendOrder([LeafOrder(3, 1), LeafOrder(4, 2)], [1, 2], key=0).rebased(Rebase(100, (0, 0)))
+    assert blend.epoch_ends(100, 133) == [111, 122] and blend.epoch_ends(111, 134) == [122, 133]
 
 
 @settings(max_examples=examples(75))

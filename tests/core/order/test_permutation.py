@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon_lite.order import permutation
 from energon_lite.order.hashing import hash_ints, hash_text, mix64, mix64_array
-from energon_lite.order.permutation import permute_array, rounds_of_each, unpermute_array
+from energon_lite.order.permutation import permute_array, quotient, rounds_of_each, unpermute_array
 
 keys = st.integers(0, 2**64 - 1)
 sizes = st.one_of(st.integers(1, 200), st.integers(1, 200_000), st.integers(1, 2**62))
@@ -57,6 +57,23 @@ def test_twins_and_inverse(cases: list[tuple[int, int, int]]) -> None:
         found = all_of_one(index % size, size, one).tolist()
         assert found == all_of_one(index % size, np.full_like(n, size), np.full_like(key, one)).tolist()
     assert (there >= 0).all() and (there < n).all()
+
+
+def test_very_many_are_each_by_itself() -> None:
+    """More than are processed at once, of two kinds, each with its own key."""
+    count = 2 * permutation.CHUNK + 100
+    n, key = np.resize([2_026, 70_000], count), np.arange(count, dtype=np.uint64)
+    index = np.arange(count) % n
+    some = range(0, count, 7)
+    there = permute_array(index, n, key)[some].tolist()
+    assert there == [_permuted(int(index[place]), int(n[place]), place) for place in some]
+
+
+@pytest.mark.parametrize("divisor", [1, 3, 2**20 + 7, 2**31])
+def test_quotients_are_exact(divisor: int) -> None:
+    for bits in range(31, 63):
+        x = np.array([(2**bits // divisor - step) * divisor - 1 for step in range(100) if 2**bits // divisor > step])
+        assert quotient(x, np.array([divisor])).tolist() == (x // divisor).tolist()
 
 
 def _permuted(index: int, n: int, key: int) -> int:

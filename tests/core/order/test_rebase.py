@@ -64,6 +64,8 @@ def test_far_out_too_and_at_random(recipe: Any, position: int, span: int) -> Non
 def test_shares_are_those_of_the_new_blend() -> None:
     order = BlendOrder([leaf_order(2), leaf_order(4)], [3.0, 1.0], key=1).rebased(Rebase(10_001, (5000, 0)))
     assert order.counts_before(10_001 + 4096).tolist() == [5000 + 3072, 1024]
+    # Values for ever. If this changes, so must ORDER_VERSION.
+    assert order.lookup(10_001 + np.arange(12)).leaf.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0]
 
 
 def test_positions_before_are_refused() -> None:

@@ -30,6 +30,9 @@ def test_every_cycle_once(length: int, run: int | None, window: int | None, key:
         part = slice(cycle * length * copies, (cycle + 1) * length * copies)
         assert np.array_equal(np.sort(index[part]), np.repeat(np.arange(length), copies))
     assert len(set(zip(index.tolist(), epoch.tolist(), strict=True))) == len(index)
+    for sample in (key % length, length - 1):
+        places = leaves.places(0, sample, np.arange(3))
+        assert np.sort(places, axis=None).tolist() == np.flatnonzero(index == sample).tolist()
 
 
 @given(length=st.integers(30, 4000), run=st.integers(2, 50), window=st.integers(1, 3000))
@@ -77,7 +80,9 @@ def test_streams_of_leaves_are_independent() -> None:
 
 
 def test_not_shuffled() -> None:
-    index, epoch = _stream(Leaves([LeafOrder(3, key=7, copies=None)]), 7)
+    leaves = Leaves([LeafOrder(3, key=7, copies=None)])
+    index, epoch = _stream(leaves, 7)
+    assert leaves.places(0, 2, np.array([0, 1])).tolist() == [[2], [5]]
     assert index.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert epoch.tolist() == [0, 0, 0, 1, 1, 1, 2]
 

@@ -107,7 +107,7 @@ def test_what_is_no_cost_ends_the_measuring(texts: Path, value: Any, message: st
 
 
 def test_a_column_is_of_one_kind() -> None:
-    with pytest.raises(FatalSampleError, match="a list of rows of 1 of some samples and a number"):
+    with pytest.raises(FatalSampleError, match="is a number for some samples, and a list of rows of 1 for others"):
         columns_of([{"n": 1}, {"n": [1]}], "here")
     with pytest.raises(FatalSampleError, match=r"rows of 1 .* and a list of rows of 2"):
         columns_of([{"n": [[1, 2]]}, {"n": [1]}], "here")

@@ -21,6 +21,7 @@ from energon_lite import TaskEncoder, TextSample
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.segments import SegmentReader, Segments, SegmentWriter
 from energon_lite.loading.executors.transport import pack, raise_unpicklable, send, unsendable
+from energon_lite.loading.makers.chunk_job import Carried, Item, Made
 from tests.testing import descriptors, received, train_loader
 
 
@@ -240,6 +241,13 @@ class Cyclic(TaskEncoder):
     def __init__(self) -> None:
         self.itself = {"again": self}
         self.lock = threading.Lock()
+
+
+def test_a_sample_that_is_handed_over_cannot_be_sent() -> None:
+    """The message names its field, not the place in the job's result."""
+    item = Item({"lock": threading.Lock()}, (0, 0, 0, 0), (1, 0, 0, 0), ())
+    made = Made(None, is_batch=False, carried=Carried(None, None, [], [], samples=[item]))
+    assert "process: ['lock'] is a _thread.lock" in str(unsendable(([made],), TypeError()))
 
 
 def test_an_encoder_that_refers_to_itself_cannot_be_pickled() -> None:

@@ -168,6 +168,8 @@ def _tolerant(tolerance: int | None, bad: range, general: int = 100) -> TaskEnco
     [
         (4, range(10, 14), 100, True),
         (5, range(10, 14), 100, False),
+        (4, range(10, 50, 2), 100, False),  # each success begins the count again
+        (None, range(10, 50, 2), 4, False),
         (None, range(10, 14), 4, True),
         (50, range(10, 14), 4, False),  # the hook's own tolerance takes the place of the encoder's
         (0, range(10, 50), 4, False),
@@ -197,18 +199,21 @@ def test_skips_do_not_count_for_the_hook(leaf_of: Any) -> None:
 
 
 def test_calls_of_a_batch_hook_count_not_its_samples(leaf_of: Any) -> None:
-    def encoder(tolerance: int) -> TaskEncoder:
+    def encoder(tolerance: int | None, bad: range = range(10, 25)) -> TaskEncoder:
         class Batches(Base):
+            failure_tolerance = 6
+
             @stateless(failure_tolerance=tolerance)
             def batch(self, samples: list[Any]) -> Any:
-                if 10 <= _number(samples[0]) < 25:
+                if _number(samples[0]) in bad:
                     raise ValueError("bad")
                 return {"texts": [sample.text for sample in samples]}
 
         return Batches()
 
     for arguments in ({"batch_size": 5}, {"batch_size": 5, "packing_buffer_size": 10, "chunk_size": 40}):
-        assert _run(_loader(leaf_of(40), encoder(4), val=True, **arguments), 99)[1] is None
+        for fine in (encoder(4), encoder(None, range(5, 40, 10))):
+            assert _run(_loader(leaf_of(40), fine, val=True, **arguments), 99)[1] is None
         _, error = _run(_loader(leaf_of(40), encoder(3), val=True, **arguments), 99)
         assert "batch failed 3 times in a row" in str(error)
 

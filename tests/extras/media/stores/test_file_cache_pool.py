@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import MissingEntryError, UsageError
-from energon_lite.extras.media import FileCacheLazy, FileStoreCachePool, SystemFileStore
+from energon_lite.extras.media import FileCacheLazy, FileStoreCachePool, SystemFileStore, file_cache_pool
 from energon_lite.storage import SampleDecoder
+from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.stores import DecodeFileStore, DirectLazy, MockLazy, NoCachePool, PrimaryFileStore
 from tests.accidents import forked
 from tests.extras.media.stores.numbered_store import NumberedStore, source_of, value_of
@@ -133,6 +134,23 @@ def test_values_that_nobody_refers_to_any_more(make: MakePool) -> None:
     pool.release()
     assert list(pool.parent_cache_dir.iterdir()) == []
     assert pool.get_lazy(store, "e-10").get() == value_of("e-10"), "it can be used again"
+
+
+def test_a_value_that_nobody_refers_to_once_it_is_written(make: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, store = make(), NumberedStore()
+    store.gate = threading.Event()
+    lazies: list[Any] = [pool.get_lazy(store, "a-10")]
+    future = lazies[0].entry.send_to_cache_future
+
+    def write(*arguments: Any, **more: Any) -> None:
+        write_bytes(*arguments, **more)
+        if lazies:
+            lazies.clear()
+            pool.get_lazy(store, "b-10").get()
+
+    monkeypatch.setattr(file_cache_pool, "write_bytes", write)
+    store.gate.set()
+    assert not future.result(60) and files(pool) == [] and pool.current_cache_count == 0
 
 
 def test_values_put_aside(make: MakePool) -> None:
