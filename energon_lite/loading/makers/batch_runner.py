@@ -308,4 +308,4 @@ class BatchRunner(JobRunner):
                 if is_last:
                     break
         assert failure is not None  # an order has samples
-        raise too_many_failures(tried, failure)
+        raise too_many_failures(tried, failure, are_all=tried == sum(leaf.length for leaf in self.leaves))

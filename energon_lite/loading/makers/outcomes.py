@@ -211,13 +211,16 @@ def where_of(leaf: str, key: str) -> str:
     return key if leaf == "*" else f"data set {leaf}, {key}"
 
 
-def too_many_failures(count: int, failure: Failure, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
+def too_many_failures(
+    count: int, failure: Failure, hooks: Mapping[str, int] | None = None, *, are_all: bool = False
+) -> FatalSampleError:
     """Return the error for too many failures in a row.
 
     Args:
         count: failures in a row.
         failure: the last failure.
         hooks: tolerances of single hooks.
+        are_all: there are no other samples, so a higher tolerance would not help.
     """
     if failure.stage in (hooks or {}) and not failure.skipped:
         what = f"{failure.stage} failed {count} times in a row; the last time: {failure.reason}"
@@ -225,10 +228,11 @@ def too_many_failures(count: int, failure: Failure, hooks: Mapping[str, int] | N
     else:
         what = f"{count} samples in a row were skipped or failed; the last one, in {failure.stage}: {failure.reason}"
         more = "failure_tolerance of the task encoder"
+    fix = failure.fix or "mend the hook or the data"
     return FatalSampleError(
-        what,
+        f"{what}; there are no others" if are_all else what,
         where=where_of(failure.leaf, failure.key),
-        fix=f"{failure.fix or 'mend the hook or the data'}; to allow more in a row, raise {more} (0: any number)",
+        fix=fix if are_all else f"{fix}; to allow more in a row, raise {more} (0: any number)",
         details=failure.details if failure.in_hook else "",
     )
 

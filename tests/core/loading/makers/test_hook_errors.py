@@ -239,6 +239,21 @@ def test_energons_default_tolerance_is_taken(leaf_of: Any) -> None:
     assert "5 samples in a row" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("tolerance", "fix"), [(8, "to allow more"), (10, "hook or the data"), (0, "hook or the data")]
+)
+def test_the_tolerance_is_named_where_a_higher_one_would_help(leaf_of: Any, tolerance: int, fix: str) -> None:
+    class Fails(TaskEncoder):
+        failure_tolerance = tolerance
+
+        def encode_sample(self, sample: Any) -> Any:
+            raise ValueError("bad")
+
+    error = str(_end(_loader(leaf_of(9), Fails(), val=True, batch_size=3)))
+    assert f"{min(tolerance or 9, 9)} samples in a row" in error and fix in error.splitlines()[2]
+    assert ("there are no others" in error) is ("to allow more" not in error)
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_failures_without_a_limit_are_told_meanwhile(leaf_of: Any, own: bool, caplog: pytest.LogCaptureFixture) -> None:
     told = list[bool]()
