@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dict, a dataclass or a named tuple by name; None for other values."""
+    """Return the fields of a dict, a dataclass (those with a value) or a named tuple by name; None for other values."""
     if isinstance(value, dict):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -54,9 +54,9 @@ def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
             return kind._make(map(visit, value))  # nor is __new__ run again
         if kind in (list, tuple):
             return kind(visit(item) for item in value)
-        if is_dataclass(value) and not isinstance(value, type):
+        if (fields := fields_of(value)) is not None:
             copied = copy.copy(value)  # not replace(), which would run the checks of __post_init__ again
-            for name, item in (fields_of(value) or {}).items():  # a field may have no value
+            for name, item in fields.items():
                 object.__setattr__(copied, name, visit(item))
             return copied
         if kind in pytree.SUPPORTED_NODES:
