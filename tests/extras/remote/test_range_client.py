@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Server:
 
     def __init__(self, context: ssl.SSLContext | None = None):
         self.script: list[Callable[[int, int], list[Any]]] = []
-        self.connections = self.requests = 0
+        self.connections = self.requests = self.closed_by_client = 0
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -71,6 +72,7 @@ class Server:
                         writer.write(step)
                         await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
+            self.closed_by_client += 1
             writer.close()
 
     def stop(self) -> None:
@@ -181,13 +183,17 @@ def test_a_kept_connection_that_was_closed_is_replaced(server: Server) -> None:
 
 
 def test_a_server_that_hangs(server: Server) -> None:
-    server.script = [lambda first, last: [answer(first, last)[:-5], 30.0]]
+    server.script = [lambda first, last: [answer(first, last)[:-5], 0.5]]
     client = RangeClient("127.0.0.1", server.port, patience=0.2)
     with pytest.raises(TimeoutError) as caught:
         get(server, (10, 20), client=client)
     assert kind_of(caught.value) == "passing"
     client._patience = 30.0
     assert get(server, (10, 20), client=client) == [BODY[10:30]]
+    until = time.monotonic() + 10
+    while not server.closed_by_client and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.closed_by_client == 1
 
 
 def test_cancelled_requests_leave_nothing_behind(server: Server) -> None:
