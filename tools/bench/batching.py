@@ -33,7 +33,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step
 from energon_lite.batching.strategy import CHUNK, plan_in_chunks, strategy_from_dict
-from energon_lite.extras.inspect.planning import PlanMetrics, even_balance, measure_plan, plain_balance
+from energon_lite.extras.inspect.planning import PlanMetrics, even_balance, mean_balance, measure_plan, rank_loads
 
 RANKS = 8
 
@@ -222,7 +222,7 @@ def compare(name: str, shape: str, lengths: Ints, model: np.ndarray, exchange_st
 
 def cells(found: PlanMetrics, batches: MicroBatches, capacity: int, exchange_steps: int) -> list[str]:
     fill = int(batches.tokens().sum()) / (len(batches) * capacity)
-    before, after = plain_balance(batches, ranks=RANKS), "-"
+    after = "-"
     if batches.packed:
         tokens, attention = even_balance(batches, Capacity(capacity), ranks=RANKS, steps=exchange_steps)
         after = f"{tokens:.3f} {attention:.3f}"
@@ -235,7 +235,7 @@ def cells(found: PlanMetrics, batches: MicroBatches, capacity: int, exchange_ste
         f"{found.step_variance_ratio:.2f}",
         f"{found.effective_samples:.2f}",
         f"{found.lateness:,}",
-        *(f"{balance:.3f}" for balance in before),
+        *(f"{mean_balance(loads):.3f}" for loads in rank_loads(batches, ranks=RANKS)),
         after,
     ]
 

@@ -288,13 +288,6 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
     )
 
 
-def plain_balance(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> tuple[float, float]:
-    """Mean over maximum of the ranks' tokens (padding included), and of their squared lengths, averaged over steps of
-    ``ranks * per_rank`` consecutive micro-batches, of which no samples are moved."""
-    tokens, squares = rank_loads(batches, ranks=ranks, per_rank=per_rank)
-    return _mean_balance(tokens), _mean_balance(squares)
-
-
 def even_balance(
     batches: MicroBatches, capacity: Capacity | None, *, ranks: int = 8, per_rank: int = 1, steps: int | None = None
 ) -> tuple[float, float]:
@@ -317,7 +310,7 @@ def even_balance(
         even = even_step(whole.select(np.arange(number * step, (number + 1) * step)), capacity)
         loads[0, number] = even.space()[slots].sum(axis=0)
         loads[1, number] = even.attention()[slots].sum(axis=0)
-    return _mean_balance(loads[0]), _mean_balance(loads[1])
+    return mean_balance(loads[0]), mean_balance(loads[1])
 
 
 def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple[Ints, Ints]:
@@ -381,8 +374,8 @@ def _log_lengths(batches: MicroBatches) -> tuple[Ints, Ints, Floats]:
     return rows, np.repeat(np.arange(len(rows)), rows), values - values[:1]
 
 
-def _mean_balance(loads: Ints) -> float:
-    """Mean over steps of mean / max over ranks."""
+def mean_balance(loads: Ints) -> float:
+    """Mean over steps of mean / max over ranks, of loads ``[steps, ranks]``; see :func:`rank_loads`."""
     if not len(loads):
         return 1.0
     return float((loads.mean(axis=1) / np.maximum(loads.max(axis=1), 1)).mean())

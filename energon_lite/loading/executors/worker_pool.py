@@ -50,7 +50,7 @@ _WORTH_WAKING = 4e-3
 _WITH_USER = 4
 #: Seconds that workers have to finish their job when the pool is closed.
 _LEAVE = 2.0
-#: Where some jobs take long: most additional jobs to submit before their turn, for each usual one.
+#: Most additional jobs to submit before their turn, for each usual one, where some jobs take long.
 _MOST_AHEAD = 16
 #: Share of these additional jobs that each result leaves.
 _LEFT = 0.999

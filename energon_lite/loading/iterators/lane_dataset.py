@@ -193,6 +193,7 @@ class LaneDataset(SavableDataset):
         stride to that chunk."""
         place = ChunkPlace(*numbers[: len(ChunkPlace._fields)])
         stride = sum(numbers[len(ChunkPlace._fields) :])
+        key = ("chunk", pass_number, number, *numbers)
         count = self.plan.count(pass_number)
         chunk = number
         first = place
@@ -208,11 +209,7 @@ class LaneDataset(SavableDataset):
                 break
             if made.is_batch:
                 found = field_of(made.batch, "__restore_key__")
-                if (
-                    isinstance(found, tuple)
-                    and found[:1] == ("chunk",)
-                    and found[1:] != (pass_number, number, *numbers)
-                ):
+                if isinstance(found, tuple) and found[:1] == key[:1] and found != key:
                     break  # the batch is lost, and this is the one behind it
                 return made.batch
             chunk = chunk + stride

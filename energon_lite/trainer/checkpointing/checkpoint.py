@@ -242,7 +242,8 @@ def load_checkpoint(
     # Master values are read, whatever the model's type was and is; a model saved in float32 has no separate ones.
     of_model = {_master(n) if t.dtype.itemsize >= 4 and _master(n) in saved else n: t for n, t in of_model.items()}
     of_optimizer = dict(_optimizer_tensors(optimizer, mesh))
-    of_values = {n: of_optimizer.pop(_master(n)) for n in saved if _master(n) in of_optimizer.keys() - saved}
+    unsaved = of_optimizer.keys() - saved
+    of_values = {n: of_optimizer.pop(_master(n)) for n in saved if _master(n) in unsaved}
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or random_states.keys() - saved:
         random_states = {}

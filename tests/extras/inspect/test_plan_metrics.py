@@ -17,8 +17,8 @@ from energon_lite.extras.inspect.planning import (
     even_balance,
     lateness,
     length_correlation,
+    mean_balance,
     measure_plan,
-    plain_balance,
     rank_loads,
 )
 from tests.testing import examples
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
     found = measure_plan(batches, ranks=2)
     assert (found.micro_batches, found.steps) == (2, 1)
     assert found.fill == 17 / 20 and found.padding_efficiency == 17 / 20 and found.over == 0
-    assert plain_balance(batches, ranks=2) == (1.0, (20 + 50) / 2 / 50)  # both take up 10 tokens
+    assert tuple(map(mean_balance, rank_loads(batches, ranks=2))) == (1.0, (20 + 50) / 2 / 50)  # both take up 10 tokens
     assert found.lateness == 0
     # Weights 1/5 for five samples, 1/2 for two: (1 + 1)^2 / (7 * (1/5 + 1/2)).
     assert found.effective_samples == pytest.approx(4 / (7 * 0.7))
@@ -90,7 +90,7 @@ def test_loads_of_ranks() -> None:
 
 def test_balance_of_steps_that_are_evened_out() -> None:
     batches = planned([8, 8, 4, 4, 4, 4], "capacity", capacity=16, unit="packed_tokens")
-    assert plain_balance(batches, ranks=2)[1] == 0.75
+    assert mean_balance(rank_loads(batches, ranks=2)[1]) == 0.75
     assert even_balance(batches, Capacity(16), ranks=2) == (1.0, 1.0)
     assert even_balance(batches, None, ranks=2) == (1.0, 0.75)  # nothing is exchanged
 
@@ -128,4 +128,4 @@ def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: in
 
 def test_balance_with_ranks_that_have_no_sample() -> None:
     plan = planned([1, 1, 1, 1, 8, 2, 2, 2, 5], "fixed", batch_size=4)
-    assert plain_balance(whole_steps(plan, 12), ranks=12)[0] == 23 / 12 / 8
+    assert mean_balance(rank_loads(whole_steps(plan, 12), ranks=12)[0]) == 23 / 12 / 8
